@@ -46,9 +46,10 @@ def test_a_run_that_may_not_be_ahead_counts_nothing_of_it(finished: Run) -> None
 
 
 def test_a_run_ahead(tmp_path: Path) -> None:
-    """Two steps: groups for both are under way, and no token is older than the bound."""
-    bound = 2
-    run = Run(tmp_path, settings={**BUSY, "rollout.max_staleness": bound}, forked=True).start().succeed()
+    """Two steps: groups for both are under way, and no token is older than the bound. Penalties are taken from rewards
+    meanwhile."""
+    bound, penalty = 2, {"algo.kl_coef": 0.01, "algo.kl_in": "reward"}
+    run = Run(tmp_path, settings={**BUSY, **penalty, "rollout.max_staleness": bound}, forked=True).start().succeed()
     steps = steps_of(run)
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
     # A request that waits in a busy engine begins with newer weights. So the machine's speed decides how old tokens

@@ -113,7 +113,18 @@ class SampleFilter(Protocol):
 
 
 @runtime_checkable
-class BufferPolicy(Protocol):
+class Stateful(Protocol):
+    """What a checkpoint keeps of the driver: a source of rows, the buffer, or an estimator."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of it for the checkpoint: JSON's values, or the others that `slime.driver_state` holds."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hold exactly what `state` says, whatever was held before."""
+
+
+@runtime_checkable
+class BufferPolicy(Stateful, Protocol):
     """Holds groups between steps: what is stored, for how long, and in which order it comes out.
 
     A step stores what it began and did not train on: groups aborted when it had enough, and finished ones that came
@@ -130,12 +141,6 @@ class BufferPolicy(Protocol):
 
     def __len__(self) -> int:
         """Groups held, the metric `rollout/buffered_groups`."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """A copy of the contents for the checkpoint: JSON's values, or the others that `slime.driver_state` holds."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hold exactly the groups of `state`, whatever was held before."""
 
 
 @runtime_checkable

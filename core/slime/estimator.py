@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from slime.types import Sample
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -20,19 +22,27 @@ class Attempt:
     """What an estimator knows of a sample.
 
     Attributes:
+        reward: what it is trained on: that of `sample`, less what the objective takes from it
+            (`slime.algo.stages.PenalisesRewards`) where no critic learns.
         num_loss_tokens: of all its segments; at least 1.
+        sample: to be read, never changed: its prompt with the metadata of the row, the verdict with parts of the
+            reward, tokens and the weights that sampled them.
         segments: loss tokens of each segment that has any, in their order; empty: there is one segment.
     """
 
     reward: float
     num_loss_tokens: int
+    sample: Sample
     segments: Sequence[int] = ()
 
 
 @runtime_checkable
 class Estimator(Protocol):
     """Turns the rewards of a step into advantages, in the driver, before the first optimizer step. `slime plan` creates
-    it, so torch is imported in `advantages` if at all."""
+    it, so torch is imported in `advantages` if at all.
+
+    A run has one, whose `advantages` is called once a step. What it keeps from step to step is in checkpoints if it has
+    the methods of `slime.contracts.Stateful`."""
 
     @property
     def min_samples(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slime import plugins
 from slime.algo.stages import Stage
@@ -17,6 +17,7 @@ from slime.checkpoints import Checkpoint, CheckpointStore, Staging, require_as_w
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.trainers import TrainerGroup
 from slime.config.paths import resolve
+from slime.contracts import Stateful
 from slime.errors import SlimeError
 from slime.net import Endpoint
 from slime.objective import Source
@@ -34,14 +35,6 @@ Beside = Callable[[Callable[[], dict[str, float]]], dict[str, float]]
 
 
 log = logging.getLogger(__name__)
-
-
-class Stateful(Protocol):
-    """What a checkpoint keeps of the driver: a source of rows, or the buffer."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
@@ -166,6 +159,13 @@ class Learner:
         }
         planned, self._planned = self._planned, {}
         return moved | named | planned
+
+    def penalties(self, batches: Sequence[Batch], stage: Stage) -> tuple[dict[int, float], dict[str, float]]:
+        """What is taken from the reward of each sample before `train` (`Stage.penalises_attempts`), by its number in
+        the samples that were packed; and metrics."""
+        moved = self._sharing.for_training()
+        with self._at_rest:
+            return self._trainers.penalties(batches, stage.name), moved
 
     def measure(self, batches: Sequence[Batch], step: int, stage: Stage) -> dict[str, float]:
         """The objective's metrics, `eval/...`, of samples that nothing is learnt of."""

@@ -19,10 +19,11 @@ from slime.cluster.ray_starter import ray_here, token_file
 from slime.compose.compose import Composed
 from slime.config.paths import resolve
 from slime.config.schema import RewardConfig, SlimeConfig
+from slime.contracts import Stateful
 from slime.data.tokenize import import_tokenizers, load_tokenizer
 from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
-from slime.learner import Learner, Stateful
+from slime.learner import Learner
 from slime.observe.metrics import MetricsLog, read_rows
 from slime.observe.shown import shown_config
 from slime.observe.status import StatusFile
@@ -35,7 +36,7 @@ from slime.run_data import Data
 from slime.run_dir import RunDir, step_of, with_resume_hint
 from slime.sampling.begun import Begun
 from slime.sampling.by_set import ScorerBySet, own_of_sets
-from slime.sampling.guarded import GuardedBuffer
+from slime.sampling.guarded import GuardedBuffer, GuardedEstimator
 from slime.topology.topology import Topology
 from slime.types import TrackedRun
 from stack_dumps.dumps import register
@@ -49,6 +50,7 @@ class Run:
         folder: the run directory.
         log: takes the metrics of each step.
         learner: the training side.
+        estimator: of advantages, with what it keeps from step to step.
         engines: of the generating side, which may still be starting; None: nothing is generated.
     """
 
@@ -60,6 +62,7 @@ class Run:
     log: StepLog
     data: Data
     learner: Learner
+    estimator: GuardedEstimator
     engines: StartingEngines | None
 
     @property
@@ -120,6 +123,7 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     require_ready = partial(preflight.require_ready, topology, folder, writes=log_metrics)
     cluster = stack.enter_context(open_cluster(topology, here, folder.logs, events.publish, require_ready, frozen))
     buffer = GuardedBuffer(installed.buffers, cfg.buffer.name, cfg.buffer.options, cfg.cluster.hang_timeout_s)
+    estimator = GuardedEstimator(installed.estimators, cfg.algo, cfg.cluster.hang_timeout_s)
     begun, sharing, stages = Begun(), DeviceSharing(cluster), run_stages(cfg)
     returns = engine_return()
     cluster.calls.restarts = returns.begin(topology, cluster.calls, cluster.engines, events.publish)
@@ -128,7 +132,8 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     events.publish(Starting("loading weights"))
     sources = {"prompts": data.prompts, "demonstrations": data.demonstrations}
     states: dict[str, Stateful] = {name: source for name, source in sources.items() if source is not None}
-    learner = Learner(topology, folder, cluster.trainers, sharing, states | {"buffer": buffer, "begun": begun})
+    states |= {"buffer": buffer, "begun": begun, "estimator": estimator}
+    learner = Learner(topology, folder, cluster.trainers, sharing, states)
     events.publish(Restored(learner.position.stage if learner.resumed else None))
     engines = None
     if rewards:
@@ -155,7 +160,7 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
         origin = f"continues after {step_of(learner.resumed.step, cfg.sft.num_steps)}, from {learner.resumed.path}"
     still = "; engines are still starting" if engines and not engines.are_connected else ""
     events.publish(Ready(f"ready: {origin}{still}"))
-    return Run(cfg, topology, stages, folder, events, StepLog(events), data, learner, engines)
+    return Run(cfg, topology, stages, folder, events, StepLog(events), data, learner, estimator, engines)
 
 
 def _reward_of(prompts: str, cfg: RewardConfig, logs: Path, frozen: FrozenEngines) -> RewardService:

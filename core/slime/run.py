@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
-from slime.algo.stages import Stage, estimator_of, made_by, with_columns
+from slime.algo.stages import Stage, made_by, with_columns
 from slime.compose.compose import Composed
 from slime.events import Complete
 from slime.objective import TrainsOn
 from slime.observe.alarm import alarm
 from slime.observe.stopwatch import Stopwatch
 from slime.opening import Run, open_run
-from slime.sampling.samples import missing_shares, spread, to_train_samples, with_numbers
+from slime.sampling.samples import compare, missing_shares, spread, with_advantages, with_numbers
 from slime.topology.recordings import numbers_told, recordings_of
 from slime.train.packing import skipped_steps
 
@@ -107,8 +107,9 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     watch.add_all(collected.stats)
     with watch("pack"):
         groups = spread(collected.groups, cfg.train.steps_per_rollout, step - 1)
-        masked = {"mask_truncated": cfg.algo.mask_truncated}
-        samples = to_train_samples(groups, estimator_of(cfg.algo), step - 1, cfg.rollout.oldest_trained, **masked)
+        masked, least = {"mask_truncated": cfg.algo.mask_truncated}, run.estimator.min_samples
+        compared = compare(groups, least, step - 1, cfg.rollout.oldest_trained, **masked)
+        samples = compared.sequences
         recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg)])
         samples, told = with_numbers(samples, [recording.name for recording in numbers_told()])
     if made_by(stage.objective):
@@ -118,7 +119,11 @@ def _step(run: Run, stage: Stage, step: int) -> None:
         batches = learner.pack(samples, cfg.train.steps_per_rollout)
         skipped = skipped_steps(len(batches), cfg.train.steps_per_rollout, step)
     run.events.phase("train")
-    values = recorded | told | skipped | generation.beside(partial(learner.train, batches, step, stage))
+    penalties, moved = dict[int, float](), dict[str, float]()
+    if stage.penalises_attempts:
+        penalties, moved = generation.beside(partial(learner.penalties, batches, stage))
+    batches = with_advantages(batches, compared.advantages(run.estimator, penalties))
+    values = recorded | told | skipped | generation.beside(partial(learner.train, batches, step, stage)) | moved
     watch.add_all(values)
     if problem := alarm(cfg.observe.logprob_alarm, run.topology.groups, values, step):
         run.log.incomplete(stage.name, step, collected.stats | values)

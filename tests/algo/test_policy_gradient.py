@@ -103,29 +103,26 @@ def two_tokens() -> tuple[list[Tensor], Tensor, Tensor]:
     return logits, logp, ref
 
 
-@pytest.mark.parametrize("is_old", [False, True], ids=["on-policy", "off-policy"])
-def test_in_the_reward_it_has_the_gradient_of_the_divergence_of_sequences(is_old: bool) -> None:
-    """The first token answers for what the second costs. Off-policy each token's ratio stands for its own token alone,
-    as PPO's does: exact where the tokens before it did not move."""
+def test_in_the_reward_it_has_the_gradient_of_the_divergence_of_sequences() -> None:
+    """The first token answers for what the second costs: taken from the reward of the whole, before it is compared, and
+    by the loss never again."""
     torch.manual_seed(0)
     logits, logp, ref = two_tokens()
-    old = logp.detach()
-    if is_old:  # only the last token moved
-        old = torch.stack([old[:, 0], (old[:, 1].reshape(7, 7) + 0.3 * drawn(7, 7)).log_softmax(1).reshape(49)], dim=1)
-    rewards = drawn(49)
-    columns = {ADVANTAGES: rewards.repeat_interleave(2), "ref_logprobs": ref.flatten(), "old_logprobs": old.flatten()}
-    columns[ROLLOUT_LOGPROBS] = old.flatten()
-    inputs = inputs_of(old.sum(1).exp().repeat_interleave(2), columns, [2] * 49)
+    rewards, chosen = drawn(49), objective(kl_in=KlIn.reward)
+    columns = {"ref_logprobs": ref.flatten(), "old_logprobs": logp.detach().flatten()}
+    penalties = chosen.penalties(columns).reshape(49, 2).sum(1)
+    columns[ADVANTAGES] = (rewards - penalties).repeat_interleave(2)
+    columns[ROLLOUT_LOGPROBS] = logp.detach().flatten()
+    inputs = inputs_of(logp.detach().sum(1).exp().repeat_interleave(2), columns, [2] * 49)
     scores = torch.stack([logp.flatten(), torch.zeros(98).double()])
-    terms = objective(kl_in=KlIn.reward).loss(scores, inputs)
+    terms = chosen.loss(scores, inputs)
     whole, reference = logp.sum(1), ref.sum(1)
     wanted = gradient_of(-(whole.exp() * rewards).sum() + COEF * (whole.exp() * (whole - reference)).sum(), *logits)
-    found = gradient_of(terms.loss, *logits)
-    torch.testing.assert_close(found[1], wanted[1], **EXACT)
-    if not is_old:
-        torch.testing.assert_close(found[0], wanted[0], **EXACT)
-        in_loss = objective(kl_estimator=KlEstimator.k3, kl_unbiased=True).loss(scores, inputs)
-        assert (gradient_of(in_loss.loss, *logits)[0] - wanted[0]).abs().max() > 1e-3, "of each token alone"
+    for found, exact in zip(gradient_of(terms.loss, *logits), wanted, strict=True):
+        torch.testing.assert_close(found, exact, **EXACT)
+    columns[ADVANTAGES] = rewards.repeat_interleave(2)
+    in_loss = objective(kl_estimator=KlEstimator.k3, kl_unbiased=True).loss(scores, inputs)
+    assert (gradient_of(in_loss.loss, *logits)[0] - wanted[0]).abs().max() > 1e-3, "of each token alone"
     assert terms.token_sums["kl"].item() == pytest.approx((logp - ref).sum().item(), rel=1e-12)
 
 

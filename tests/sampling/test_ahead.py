@@ -23,10 +23,10 @@ from slime.sampling.collected import Collected
 from slime.sampling.evaluate import evaluate
 from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
-from slime.sampling.samples import to_train_samples
 from slime.types import Group, Verdict
 from slime_filters.ahead.gate import EngineGate
 from slime_filters.ahead.rollout import GroupsAhead, staleness
+from tests.advantages import to_train_samples
 from tests.engine_client.scripted_engine import Letters, Scorer
 from tests.engine_client.virtual_clock import VirtualEngine, run
 

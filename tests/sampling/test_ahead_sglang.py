@@ -20,7 +20,6 @@ from slime.sampling.begun import Begun
 from slime.sampling.buffer import FifoBuffer
 from slime.sampling.collected import Collected
 from slime.sampling.sampler import Sampler
-from slime.sampling.samples import to_train_samples
 from slime.segments import Segment
 from slime.types import IS_CURRENT
 from slime_filters.ahead.gate import EngineGate
@@ -28,6 +27,7 @@ from slime_filters.ahead.rollout import GroupsAhead
 from slime_sglang.engine.driver.client import SGLangClient
 from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
+from tests.advantages import to_train_samples
 from tests.engine_client.scripted_engine import Letters, Scorer
 
 from .scripted_rollout import Prompts

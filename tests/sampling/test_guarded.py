@@ -1,4 +1,4 @@
-"""Filters and buffer policies that raise, exit, hang or answer nonsense: the run ends in a line that names them."""
+"""Filters, buffers and estimators that raise, exit, hang or answer nonsense: the run ends in a line that names them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from slime.config.schema import FilterConfig
+from slime.algo.advantages import GroupMean
+from slime.config.schema import AlgoConfig, FilterConfig
 from slime.errors import SlimeError
 from slime.plugins import Contribution, Registry
-from slime.sampling.guarded import FilterChain, GuardedBuffer, GuardedFilter
+from slime.sampling.guarded import FilterChain, GuardedBuffer, GuardedEstimator, GuardedFilter
 from slime.types import Decision, Group, Prompt, Sample
 from slime_testing.plugins import group
+from tests.advantages import guarded
 
 GROUP = Group(Prompt("0/0", (), (1,)), [])
 
 
 class Scripted:
-    """A filter and a buffer in one, whose methods do `act`."""
+    """A filter, a buffer and an estimator in one, whose methods do `act`."""
 
     def __init__(self, act: Callable[[], Any] = lambda: None) -> None:
         self._act = act
@@ -33,6 +35,9 @@ class Scripted:
         return self._act()
 
     def take(self, count: int, version: int) -> Any:
+        return self._act()
+
+    def advantages(self, groups: Any) -> Any:
         return self._act()
 
     def __len__(self) -> int:
@@ -50,6 +55,9 @@ def made(kind: str, act: Callable[[], Any]) -> Any:
     options = {"act": act}
     if kind == "filter":
         return GuardedFilter(registry, "odd", options, patience_s=0.2)
+    if kind == "estimator":
+        algo = AlgoConfig(advantage="odd", advantage_options=options)
+        return GuardedEstimator(registry, algo, patience_s=0.2)
     return GuardedBuffer(registry, "odd", options, patience_s=0.2)
 
 
@@ -57,6 +65,7 @@ CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "decide": ("filter", lambda made: made.decide(GROUP)),
     "put": ("buffer", lambda made: made.put(GROUP, 0)),
     "take": ("buffer", lambda made: made.take(1, 0)),
+    "advantages": ("estimator", lambda made: made.advantages([])),
     "__len__": ("buffer", len),
     "state_dict": ("buffer", lambda made: made.state_dict()),
     "load_state_dict": ("buffer", lambda made: made.load_state_dict({})),
@@ -76,7 +85,8 @@ def test_the_line_names_plugin_and_method(method: str, bad: str) -> None:
     with pytest.raises(SlimeError) as caught:
         call(made(kind, act))
     assert str(caught.value).startswith(f"{kind} 'odd' of slime-odd 1.2: {method} {said}")
-    assert f"choose another with {kind}=<name>" in str(caught.value)
+    key = "algo.advantage" if kind == "estimator" else kind
+    assert f"choose another with {key}=<name>" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -179,3 +189,14 @@ def test_the_first_filter_that_drops_decides_and_no_further_one_is_asked() -> No
 def test_a_shape_that_is_no_list_of_numbers_ends_the_run(answer: Any) -> None:
     with pytest.raises(SlimeError, match=r"^filter '0' of slime-odd 1.2: shape gave .*, not 2 finite numbers"):
         chain((answer, 0)).decide(group([1.0, 0.0]))
+
+
+def test_the_state_of_an_estimator_is_its_own() -> None:
+    """Another one that is chosen when the run continues begins without; one that keeps nothing has none."""
+    assert guarded(GroupMean(normalize_std=True)).state_dict() == {}
+    keeping, resumed = made("estimator", lambda: {"means": [0.5]}), made("estimator", lambda: 1 / 0)
+    assert keeping.state_dict() == {"odd": {"means": [0.5]}}
+    resumed.load_state_dict({"other": {"means": [0.5]}})
+    guarded(GroupMean(normalize_std=True)).load_state_dict({"odd": {}})
+    with pytest.raises(SlimeError, match=r"estimator 'odd' of slime-odd 1\.2: load_state_dict raised"):
+        resumed.load_state_dict({"odd": {"means": [0.5]}})

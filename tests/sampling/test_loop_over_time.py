@@ -20,8 +20,9 @@ from slime.sampling.buffer import FifoBuffer
 from slime.sampling.collected import Collected
 from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
-from slime.sampling.samples import spread, to_train_samples
+from slime.sampling.samples import spread
 from slime.types import Sample
+from tests.advantages import to_train_samples
 from tests.engine_client.scripted_engine import Letters, Scorer
 from tests.engine_client.virtual_clock import VirtualEngine, run
 

@@ -10,10 +10,11 @@ import pytest
 from slime.algo.advantages import EPSILON, GroupMean
 from slime.errors import SlimeError
 from slime.estimator import Attempt
-from slime.sampling.samples import spread, to_train_samples, with_numbers
+from slime.sampling.samples import compare, spread, with_numbers
 from slime.sampling.stats import lag_stats
 from slime.segments import Segment, WeightSpan
 from slime.types import Group, Prompt, Sample, Status, Verdict
+from tests.advantages import guarded, to_train_samples
 
 GRPO = GroupMean(normalize_std=True)
 
@@ -278,5 +279,34 @@ def test_an_estimator_that_errs_is_named(answer: str, told: str) -> None:
         def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Any:
             return eval(answer)
 
-    with pytest.raises(SlimeError, match=f"estimator Wrong.*{told}"):
+    with pytest.raises(SlimeError, match=f"estimator 'odd' of slime-odd 1.2: {told}.*algo.advantage=<name>"):
         to_train_samples([GROUP], Wrong(), 4, None)
+
+
+class Seeing:
+    """Keeps what it is asked, and says nothing of it."""
+
+    min_samples = 1
+
+    def __init__(self) -> None:
+        self.asked: list[list[Attempt]] = []
+
+    def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float]]:
+        self.asked = [[*group] for group in groups]
+        return [[0.0 for _ in group] for group in groups]
+
+
+def test_an_estimator_sees_the_sample_and_its_reward_less_the_penalties_of_all_its_segments() -> None:
+    """Of a sample that was cut off, of which nothing is learnt, nothing is taken."""
+    parts = [Segment((5,), [1, 2], [-0.5] * 2, [1, 1], [WeightSpan(4, 2)]) for _ in range(2)]
+    first = Sample(PROMPT, 0, parts, Status.COMPLETED, verdict=Verdict.of(2.0, style=0.5))
+    whole, cut = (sample(index, Verdict.of(1.0), [3], [WeightSpan(4, 1)]) for index in (1, 2))
+    cut.status, seeing = Status.TRUNCATED, Seeing()
+    compared = compare([Group(PROMPT, [first, whole, cut])], 1, 4, None, mask_truncated=True)
+    assert [sequence.attempt for sequence in compared.sequences] == [0, 0, 1]
+    compared.advantages(guarded(seeing), {0: 0.25, 1: 0.5, 2: -0.125})
+    [asked] = seeing.asked
+    assert [attempt.reward for attempt in asked] == [1.25, 1.125, 1.0]
+    assert [attempt.sample for attempt in asked] == [first, whole, cut]
+    assert asked[0].sample.verdict == Verdict.of(2.0, style=0.5), "the reward itself stays"
+    assert asked[0].segments == (2, 2)

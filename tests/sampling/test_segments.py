@@ -11,11 +11,12 @@ from slime.algo.grpo import Grpo
 from slime.config.schema import AlgoConfig, LossMean
 from slime.objective import LossInputs
 from slime.sampling.buffer import FifoBuffer
-from slime.sampling.samples import spread, to_train_samples
+from slime.sampling.samples import spread
 from slime.sampling.stats import group_stats, lag_stats, zero_variance
 from slime.segments import Segment, WeightSpan
 from slime.train.packing import pack
 from slime.types import Batch, Group, Prompt, Sample, Status, Verdict
+from tests.advantages import to_train_samples
 
 GRPO = GroupMean(normalize_std=True)
 

@@ -10,7 +10,7 @@ from slime.errors import SlimeError
 from slime_testing.estimators import check_estimator
 from tests.site import Site
 
-MEDIAN = Path(__file__).parents[1] / "third_party/median"
+THIRD_PARTY = Path(__file__).parents[1] / "third_party"
 WRONG = """
 from dataclasses import dataclass
 
@@ -46,13 +46,55 @@ def test_the_estimator_of_slime_keeps_the_contract(normalize_std: bool) -> None:
     check_estimator("grpo", normalize_std=normalize_std)
 
 
-def test_one_of_a_third_party_keeps_it(site: Site) -> None:
-    """At most 40 lines, installed and chosen by name. From its wheel it is tried in tests/third_party."""
-    source = (MEDIAN / "slime_median/__init__.py").read_text()
-    assert len(source.splitlines()) <= 40
-    files = {"pyproject.toml": (MEDIAN / "pyproject.toml").read_text(), "slime_median/__init__.py": source}
-    site.add_project(files)
-    check_estimator("median", options={"bound": 0.5})
+@pytest.mark.parametrize(("name", "options"), [("median", {"bound": 0.5}), ("running", {"decay": 0.5})])
+def test_one_of_a_third_party_keeps_it(site: Site, name: str, options: dict[str, float]) -> None:
+    """At most 45 lines, installed and chosen by name. From its wheel it is tried in tests/third_party."""
+    project, module = THIRD_PARTY / name, f"slime_{name}/__init__.py"
+    source = (project / module).read_text()
+    assert len(source.splitlines()) <= 45
+    site.add_project({"pyproject.toml": (project / "pyproject.toml").read_text(), module: source})
+    check_estimator(name, options=options)
+
+
+KEEPING = """
+class Hidden:
+    min_samples = 1
+
+    def __init__(self, fault: str = ""):
+        self.fault, self.state = fault, {"steps": 0}
+
+    def advantages(self, groups):
+        self.state["steps"] += 1
+        return [[attempt.reward * self.state["steps"] for attempt in group] for group in groups]
+
+class Half(Hidden):
+    def state_dict(self):
+        return self.state if self.fault == "shared" else {**self.state}
+
+class Keeping(Half):
+    def load_state_dict(self, state):
+        self.state = {"steps": 0} if self.fault == "forgets" else {**state}
+
+@hookimpl
+def slime_estimators():
+    return {"keeping": Keeping, "half": Half, "hidden": Hidden}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "told"),
+    [
+        ("keeping", "forgets", "gives other advantages after a checkpoint"),
+        ("keeping", "shared", "changes with the next step: state_dict has to copy"),
+        ("half", "", "has state_dict alone: state_dict and load_state_dict go together"),
+        ("hidden", "", "gives other advantages the second time"),
+    ],
+)
+def test_a_state_that_does_not_survive_a_checkpoint_is_found(site: Site, name: str, fault: str, told: str) -> None:
+    site.add("slime-keeping", KEEPING)
+    check_estimator("keeping")
+    with pytest.raises(AssertionError, match=told):
+        check_estimator(name, options={"fault": fault})
 
 
 @pytest.mark.parametrize(

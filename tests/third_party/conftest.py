@@ -66,6 +66,7 @@ collect_ignore = [
     "median",
     "plain",
     "retry",
+    "running",
     "weighted",
     "wreinforce",
     "beside",

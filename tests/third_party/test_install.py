@@ -61,6 +61,7 @@ CONTRACTS = (
     "tests/third_party/retry/tests",
     "tests/third_party/median/tests",
     "tests/third_party/plain/tests",
+    "tests/third_party/running/tests",
     "tests/third_party/weighted/tests",
     "tests/third_party/wreinforce/tests",
     "plugins/rewards/tests/math/test_rewards.py",

@@ -8,7 +8,6 @@ make this the decoupled objective of 2110.00641. `slime.algo.losses` has each te
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from slime.config.choices import Importance, ImportanceTokens, KlEstimator, KlIn
-from slime.estimator import PENALTIES
 from slime.objective import Column, LossInputs, LossTerms, Metrics, Source, TrainsOn
 from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS
 
@@ -116,8 +114,7 @@ class PolicyGradient(ABC):
         rollout = (Column(ADVANTAGES), Column(ROLLOUT_LOGPROBS), Column(IS_CURRENT, optional=True))
         old = Column(OLD_LOGPROBS, Source.policy, optional=self.rollout_logprobs_as_old)
         reference = () if self.kl_coef is None else (Column(REF_LOGPROBS, Source.reference),)
-        penalties = (Column(PENALTIES, Source.critic, optional=True),) if self.penalised_by else ()
-        return *rollout, old, *reference, *penalties
+        return *rollout, old, *reference
 
     @property
     def penalised_by(self) -> Collection[str]:
@@ -165,8 +162,6 @@ class PolicyGradient(ABC):
 
     def loss(self, scores: Tensor, inputs: LossInputs) -> LossTerms:
         logprobs, entropy = scores
-        if self.penalised_by and PENALTIES not in inputs.columns:
-            inputs = self._penalised(logprobs.detach(), inputs)
         columns = inputs.columns
         old = columns[self._old]
         pg_loss, seen = self.surrogate(logprobs, old, inputs)
@@ -195,14 +190,6 @@ class PolicyGradient(ABC):
             if self.kl_coef and self.kl_in is KlIn.loss:
                 loss = loss + self.kl_coef * inputs.weighted(penalty)
         return LossTerms(loss, {"loss": loss, "pg_loss": pg_loss}, sums, maxima)
-
-    def _penalised(self, logprobs: Tensor, inputs: LossInputs) -> LossInputs:
-        """With the KL divergence taken from the advantages: the sum of k1 over each sequence. Where a critic learns, it
-        was taken from the rewards that advantages are made of."""
-        assert self.kl_coef
-        k1 = (logprobs - inputs.columns[REF_LOGPROBS]) * inputs.loss_mask
-        advantages = inputs.columns[ADVANTAGES] - self.kl_coef * inputs.sum_by_sequence(k1)
-        return dataclasses.replace(inputs, columns={**inputs.columns, ADVANTAGES: advantages})
 
     def _kl(self, logprobs: Tensor, old: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
         """[t] the estimate, and what it is as a penalty."""

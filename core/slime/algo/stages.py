@@ -32,7 +32,8 @@ ONE_STEP = "without train.steps_per_rollout or train.epochs_per_rollout above 1"
 
 @runtime_checkable
 class MakesColumns(Protocol):
-    """An objective that makes columns itself, with the source `rollout`, from what a step trains on."""
+    """An objective that makes columns itself, with the source `rollout`, from what a step trains on. Advantages are not
+    known then."""
 
     @property
     def makes(self) -> Collection[str]:
@@ -100,13 +101,13 @@ class HasStepSums(Protocol):
 
 @runtime_checkable
 class PenalisesRewards(Protocol):
-    """An objective that takes something from the reward of each token, where a critic learns of rewards. Its loss finds
-    it in the column `slime.estimator.PENALTIES` (`Source.critic`), which is not there without a critic."""
+    """An objective that takes something from rewards, before advantages are made of them: from that of each token where
+    a critic learns, and otherwise the sum over its loss tokens from that of an attempt, before it is compared."""
 
     @property
     def penalised_by(self) -> Collection[str]:
         """Names of the columns that `penalties` reads, [t] each; empty: it takes nothing. One of the policy takes a
-        pass also where the model computes it anyway, as the critic learns before."""
+        pass also where the model computes it anyway."""
 
     def penalties(self, columns: Mapping[str, Tensor]) -> Tensor:
         """[t] in units of the reward, from these columns, which are 0 where the loss mask is."""
@@ -144,9 +145,13 @@ class Stage:
 
     @property
     def penalised_by(self) -> Collection[str]:
-        """Columns that what is taken from rewards is made of, before a critic learns of them; empty: nothing is."""
-        found = self.objective.penalised_by if isinstance(self.objective, PenalisesRewards) else ()
-        return found if found and self.estimator else ()
+        """Columns that what is taken from rewards is made of; empty: nothing is."""
+        return self.objective.penalised_by if isinstance(self.objective, PenalisesRewards) else ()
+
+    @property
+    def penalises_attempts(self) -> bool:
+        """Whether it is taken in the driver, as no critic learns of it."""
+        return bool(self.penalised_by) and self.estimator is None
 
     @property
     def trains_on_pairs(self) -> bool:

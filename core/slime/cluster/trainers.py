@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -53,22 +54,33 @@ class TrainerGroup:
         calls = {_begin(member, method, *args, **kwargs): member for member in self._calls.trainers}
         return self._calls.wait(calls, method.__name__, self._limits.hang_timeout_s)
 
-    def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
-        """One step of a stage, an optimizer step a batch; `learns` as of `Trainer.train`.
+    def penalties(self, batches: Sequence[Batch], stage: str) -> dict[int, float]:
+        """What a stage takes from rewards before its step, by number of the sample."""
+        sums = defaultdict[int, float](float)
+        for of_rank in self._shared(batches, f"score_{stage}", TrainerRank.penalties, stage):
+            for number, penalty in of_rank.items():
+                sums[number] += penalty
+        return sums
 
-        The share of a data-parallel rank lies in Ray's store once: all ranks that hold parts of one replica of the
-        model read the same one.
-        """
+    def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
+        """One step of a stage, an optimizer step a batch; `learns` as of `Trainer.train`."""
+        values = self._shared(batches, f"train_{stage}", TrainerRank.train, step, stage, learns=learns)
+        return on_the_fullest(values, [member.node for member in self._calls.trainers])
+
+    def _shared(
+        self, batches: Sequence[Batch], what: str, method: Callable[..., T], *args: Any, **kwargs: Any
+    ) -> list[T]:
+        """What `method` returns, by rank. The share of a data-parallel rank lies in Ray's store once: all ranks that
+        hold parts of one replica of the model read the same one."""
         import ray
 
         ranks = range(self.layouts[0].data_parallel_size)
         shares = [ray.put([batch.share(rank) for batch in batches]) for rank in ranks]
         calls = {
-            _begin(member, TrainerRank.train, shares[layout.data_parallel_rank], step, stage, learns=learns): member
+            _begin(member, method, shares[layout.data_parallel_rank], *args, **kwargs): member
             for member, layout in zip(self._calls.trainers, self.layouts, strict=True)
         }
-        values = self._calls.wait(calls, f"train_{stage}", self._limits.hang_timeout_s)
-        return on_the_fullest(values, [member.node for member in self._calls.trainers])
+        return self._calls.wait(calls, what, self._limits.hang_timeout_s)
 
     def publish(self, engines: Sequence[Endpoint | None], version: int, bucket_mb: int | None = None) -> Receipt:
         """Hand the weights to every engine but those that are None, in buckets of `bucket_mb` (None:

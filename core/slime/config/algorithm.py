@@ -78,10 +78,9 @@ class AlgoConfig:
     measures the divergence; empty keeps no reference model."""
     kl_in: KlIn = key(KlIn.loss, known_as="algorithm.use_kl_in_reward")
     """Where the penalty stands. loss: a term of each token's loss, see `kl_estimator`. reward: `kl_coef` times the sum
-    of log pi - log ref over a sequence is taken from the advantages of its tokens, behind whatever the estimator of
-    advantages divides by; with a critic `kl_coef` times log pi_old - log ref from the reward of each token. Its
-    gradient in expectation is that of KL(pi, ref) of whole sequences, where a term of the loss has that of each token
-    alone."""
+    of log pi_old - log ref over its loss tokens is taken from the reward of a sample, before that is compared with
+    others; with a critic each token's part from the reward of the token. Its gradient in expectation is that of
+    KL(pi, ref) of whole sequences, where a term of the loss has that of each token alone."""
     kl_estimator: KlEstimator = key(KlEstimator.low_var_kl, known_as="actor.kl_loss_type kl_loss_type")
     """Estimate of KL(pi, ref) from samples of pi (Schulman 2020), with r = ref / pi. As a penalty, what counts is the
     gradient that it has in expectation. k2 = (log r)^2 / 2: that of the reverse divergence KL(pi, ref). k3 = r - 1 -

@@ -1,4 +1,4 @@
-"""The filters and the buffer policy of a run: what goes wrong in their code ends it in a line that names them."""
+"""Filters, buffer policy and estimator of a run: what goes wrong in their code ends it in a line that names them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from guarded_workers.worker import describe
-from slime.config.schema import FilterConfig
+from slime.algo.stages import shared_with
+from slime.config.schema import AlgoConfig, FilterConfig
+from slime.contracts import Stateful
 from slime.errors import SlimeError
+from slime.estimator import Attempt
 from slime.registry import Registry
 from slime.time_limit import DidNotReturnError, within
 from slime.types import Decision, Group
@@ -27,6 +32,9 @@ class _Guarded:
         name, options: as the config has them.
         patience_s: seconds that a call may take.
     """
+
+    _key = ""
+    """That chooses it, where this is not its kind."""
 
     def __init__(self, registry: Registry[Any], name: str, options: Mapping[str, Any], patience_s: float) -> None:
         self._chosen, self._patience_s = registry.get(name), patience_s
@@ -56,8 +64,18 @@ class _Guarded:
     def _fault(self, what: str) -> SlimeError:
         chosen = self._chosen
         where = f"{chosen.kind} '{chosen.name}' of {chosen.distribution} {chosen.version}"
-        todo = f"Correct it, or choose another with {chosen.kind}=<name>; the run goes on from its last checkpoint."
+        key = self._key or chosen.kind
+        todo = f"Correct it, or choose another with {key}=<name>; the run goes on from its last checkpoint."
         return SlimeError(what, where=where, todo=todo)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._call("state_dict")
+        if not isinstance(state, Mapping):
+            raise self._fault(f"state_dict gave {state!r:.80}, not a dict")
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._call("load_state_dict", state)
 
 
 class GuardedFilter(_Guarded):
@@ -128,14 +146,43 @@ class GuardedBuffer(_Guarded):
             raise self._fault(f"dropped is {counts!r:.80}, not a Counter of reasons of the letters a-z, 0-9 and _")
         return counts
 
+
+class GuardedEstimator(_Guarded):
+    """The `slime.estimator.Estimator` that `algo` chooses, the only one of a run; raises as `GuardedFilter`."""
+
+    _key = "algo.advantage"
+
+    def __init__(self, registry: Registry[Any], algo: AlgoConfig, patience_s: float) -> None:
+        options = {**shared_with(algo, registry.get(algo.advantage)), **algo.advantage_options}
+        super().__init__(registry, algo.advantage, options, patience_s)
+
+    @property
+    def min_samples(self) -> int:
+        number: int = self._made.min_samples
+        return number
+
+    def advantages(self, groups: Sequence[Sequence[Attempt]]) -> list[list[np.ndarray]]:
+        """[num_loss_tokens] fp32 of each attempt."""
+        found, sizes = self._call("advantages", groups), [len(group) for group in groups]
+        if (gave := [len(of_group) for of_group in found]) != sizes:
+            raise self._fault(f"gave {gave} advantages, not {sizes}")
+        pairs = (zip(group, of_group, strict=True) for group, of_group in zip(groups, found, strict=True))
+        return [[self._spread(*pair) for pair in of_group] for of_group in pairs]
+
+    def _spread(self, attempt: Attempt, advantage: Any) -> np.ndarray:
+        values = np.asarray(advantage, dtype=np.float32)
+        if values.shape not in ((), (attempt.num_loss_tokens,)) or not np.isfinite(values).all():
+            what = f"gave {advantage!r:.80} for a sample of {attempt.num_loss_tokens} loss tokens"
+            raise self._fault(f"{what}, not one finite number, or one for each")
+        return np.broadcast_to(values, attempt.num_loss_tokens)
+
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._call("state_dict")
-        if not isinstance(state, Mapping):
-            raise self._fault(f"state_dict gave {state!r:.80}, not a dict")
-        return state
+        """By its name, as another one begins without; empty: it keeps nothing."""
+        return {self._chosen.name: super().state_dict()} if isinstance(self._made, Stateful) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._call("load_state_dict", state)
+        if isinstance(self._made, Stateful) and self._chosen.name in state:
+            super().load_state_dict(state[self._chosen.name])
 
 
 def are_amounts(answer: Any, count: int) -> bool:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
 
 import numpy as np
 
-from guarded_workers.worker import describe
 from slime.errors import SlimeError
-from slime.estimator import Attempt, Estimator
+from slime.estimator import Attempt
+from slime.sampling.guarded import GuardedEstimator
 from slime.segments import Rows, Segment, WeightSpan
-from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS, Group, Sample, Status, TrainSample
+from slime.types import (
+    ADVANTAGES,
+    IS_CURRENT,
+    ROLLOUT_LOGPROBS,
+    Batch,
+    Group,
+    MicroBatch,
+    Sample,
+    Status,
+    TrainSample,
+)
 
 MOST_MISSING = 0.01
 """Of the tokens that are trained on, those without what engines were to record of them."""
@@ -38,39 +50,77 @@ def spread(groups: Sequence[Group], num_steps: int, version: int) -> list[Group]
     return [groups[number] for part in parts for number in sorted(part)]
 
 
-def to_train_samples(
-    groups: Sequence[Group],
-    estimator: Estimator,
-    version: int,
-    max_weight_lag: int | None,
-    *,
-    mask_truncated: bool = False,
-) -> list[TrainSample]:
-    """The trainable segments of `groups`, in their order, for a trainer that holds weight `version`.
+@dataclass(frozen=True)
+class Compared:
+    """The samples of a step that an estimator compares, and the sequences of them that are trained on.
 
-    The estimator compares the samples that have a value and a token to learn from. Others are left out, and so is a
-    group with fewer such samples than it needs. All segments of a sample have its advantage.
+    Attributes:
+        groups: of attempts.
+        sequences: the trainable segments, in their order, with the number of their attempt. Their advantages are 0, as
+            nobody knows them yet.
+    """
+
+    groups: Sequence[Sequence[Attempt]]
+    sequences: Sequence[TrainSample]
+
+    def advantages(self, estimator: GuardedEstimator, penalties: Mapping[int, float]) -> list[np.ndarray]:
+        """[its loss tokens] of each sequence. All segments of a sample have its advantage.
+
+        Args:
+            penalties: by number of a sequence, what is taken from the reward of its attempt before it is compared.
+        """
+        taken, numbers = defaultdict[int | None, float](float), count()
+        for number, penalty in penalties.items():
+            taken[self.sequences[number].attempt] += penalty
+        groups = [
+            [replace(attempt, reward=attempt.reward - taken[next(numbers)]) for attempt in group]
+            for group in self.groups
+        ]
+        of_attempts = chain.from_iterable(estimator.advantages(groups))
+        left, found = dict[int | None, np.ndarray](enumerate(of_attempts)), list[np.ndarray]()
+        for sequence in self.sequences:
+            num_learnt = np.count_nonzero(sequence.loss_mask)
+            own, left[sequence.attempt] = np.split(left[sequence.attempt], [num_learnt])
+            found.append(own)
+        return found
+
+
+def with_advantages(batches: Sequence[Batch], advantages: Sequence[np.ndarray]) -> list[Batch]:
+    """What sequences were packed into, with the advantages of their loss tokens."""
+
+    def given(micro: MicroBatch) -> MicroBatch:
+        column = np.zeros_like(micro.columns[ADVANTAGES])
+        if micro.sample_ids:
+            column[micro.loss_mask != 0] = np.concatenate([advantages[number] for number in micro.sample_ids])
+        return replace(micro, columns={**micro.columns, ADVANTAGES: column})
+
+    return [replace(batch, micro_batches=[[*map(given, each)] for each in batch.micro_batches]) for batch in batches]
+
+
+def compare(
+    groups: Sequence[Group], min_samples: int, version: int, max_weight_lag: int | None, *, mask_truncated: bool = False
+) -> Compared:
+    """What a trainer that holds weight `version` learns of `groups`, in their order.
+
+    Compared are the samples that have a value and a token to learn from. Others are left out, and so is a group with
+    fewer such samples than an estimator needs.
 
     Args:
         max_weight_lag: tokens sampled by weights that are more versions older are masked; None masks none.
         mask_truncated: samples that were cut off are compared with, and nothing is learnt of their own tokens.
 
     Raises:
-        SlimeError: no token is left to learn from, or the estimator gave no advantage for each sample.
+        SlimeError: no token is left to learn from.
     """
-    compared = [learning(group, version, max_weight_lag, estimator.min_samples) for group in groups]
-    attempts = [_attempt(sample, version, max_weight_lag) for samples in compared for sample in samples]
-    samples = [sample for of_group in compared for sample in of_group]
-    learnt = [not (mask_truncated and sample.status is Status.TRUNCATED) for sample in samples]
-    if not any(learnt):
-        raise _nothing_left(groups, compared, version, max_weight_lag, estimator.min_samples)
-    advantages = _advantages(estimator, [len(of_group) for of_group in compared if of_group], attempts)
-    return [
-        train_sample
-        for number, (sample, of_tokens) in enumerate(zip(samples, advantages, strict=True))
-        if learnt[number]
-        for train_sample in _train_samples(sample, number, of_tokens, version, max_weight_lag)
-    ]
+    compared = [learning(group, version, max_weight_lag, min_samples) for group in groups]
+    samples = [*enumerate(chain.from_iterable(compared))]
+    learnt = [pair for pair in samples if not (mask_truncated and pair[1].status is Status.TRUNCATED)]
+    if not learnt:
+        raise _nothing_left(groups, compared, version, max_weight_lag, min_samples)
+    return Compared(
+        [[_attempt(sample, version, max_weight_lag) for sample in of_group] for of_group in compared if of_group],
+        [each for number, sample in learnt for each in _train_samples(sample, number, version, max_weight_lag)],
+    )
 
 
 def _nothing_left(
@@ -129,53 +179,21 @@ def _lag(span: WeightSpan, version: int) -> int:
 def _attempt(sample: Sample, version: int, max_weight_lag: int | None) -> Attempt:
     assert sample.reward is not None, "samples without a value are left out"
     counts = [int(np.count_nonzero(_loss_mask(segment, version, max_weight_lag))) for segment in sample.segments]
-    return Attempt(sample.reward, sum(counts), tuple(filter(None, counts)))
+    return Attempt(sample.reward, sum(counts), sample, tuple(filter(None, counts)))
 
 
-def _advantages(estimator: Estimator, sizes: Sequence[int], attempts: Sequence[Attempt]) -> list[np.ndarray]:
-    """By attempt, [num_loss_tokens] advantages.
-
-    Args:
-        sizes: attempts of each group.
-    """
-    ends = np.cumsum(sizes).tolist()
-    groups = [attempts[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    where, todo = f"estimator {type(estimator).__name__}", "Correct it; slime_testing.estimators checks one."
-    try:
-        found = estimator.advantages(groups)
-    except Exception as error:
-        raise SlimeError(f"advantages raised {describe(error)}", where=where, todo=todo) from error
-    if (gave := [len(of_group) for of_group in found]) != sizes:
-        raise SlimeError(f"gave {gave} advantages, not {sizes}", where=where, todo=todo)
-    spread = []
-    for attempt, advantage in zip(attempts, [one for of_group in found for one in of_group], strict=True):
-        values = np.asarray(advantage, dtype=np.float32)
-        if values.shape not in ((), (attempt.num_loss_tokens,)) or not np.isfinite(values).all():
-            what = f"gave {advantage!r:.80} for a sample of {attempt.num_loss_tokens} loss tokens"
-            raise SlimeError(f"{what}, not one finite number, or one for each", where=where, todo=todo)
-        spread.append(np.broadcast_to(values, attempt.num_loss_tokens))
-    return spread
-
-
-def _train_samples(
-    sample: Sample, attempt: int, advantages: np.ndarray, version: int, max_weight_lag: int | None
-) -> Iterator[TrainSample]:
-    """Those of its segments that have a loss token; each takes its part of the advantages."""
-    start = 0
+def _train_samples(sample: Sample, attempt: int, version: int, max_weight_lag: int | None) -> Iterator[TrainSample]:
+    """Those of its segments that have a loss token."""
     for segment in sample.segments:
         loss_mask = _loss_mask(segment, version, max_weight_lag)
         if not loss_mask.any():
             continue
         segment.check()
-        of_tokens = np.zeros(len(segment.tokens), dtype=np.float32)
-        end = start + int(np.count_nonzero(loss_mask))
-        of_tokens[loss_mask != 0] = advantages[start:end]
-        start = end
         yield TrainSample(
             tokens=np.asarray([*segment.context, *segment.tokens], dtype=np.int64),
             loss_mask=loss_mask,
             columns={
-                ADVANTAGES: of_tokens,
+                ADVANTAGES: np.zeros(len(segment.tokens), dtype=np.float32),
                 ROLLOUT_LOGPROBS: np.asarray(segment.logprobs, dtype=np.float32),
                 IS_CURRENT: _is_current(segment, version),
             },

@@ -82,6 +82,10 @@ class TrainerRank(Protocol):
     def begin_critic(self, stage: str) -> None:
         """Make the critic of a stage; nothing if it has none."""
 
+    def penalties(self, batches: Sequence[Batch], stage: str) -> dict[int, float]:
+        """What a stage's objective takes from rewards (`slime.algo.stages.PenalisesRewards`), before `train` is called
+        with the same samples: by number of a sample, the sum over loss tokens. The sums of all ranks add up."""
+
     def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
         """One step of a stage, an optimizer step a batch; returns its metrics, the same on every rank.
 

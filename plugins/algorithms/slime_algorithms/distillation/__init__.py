@@ -61,6 +61,8 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
     chosen, temperature = run_stages(cfg).all[-1], cfg.rollout.sampling.temperature
     if cfg.algo.advantage == "none" and chosen.reinforces and not isinstance(chosen.objective, Opd):
         return [f"algo.advantage=none leaves algo={cfg.algo.name} nothing to learn from, as it has no teacher"]
+    if cfg.algo.advantage == "none" and chosen.penalised_by:
+        return ["algo.kl_in=reward does nothing with algo.advantage=none, which leaves rewards out: set it to loss"]
     if isinstance(chosen.objective, Opd) and chosen.objective.is_served and temperature != 1:
         key = "teacher_url" if chosen.objective.teacher_url else "teacher_engines"
         what = f"algo.options.{key} gives log-probs at temperature 1 alone, so set rollout.sampling.temperature=1"

@@ -114,6 +114,13 @@ def test_an_estimator_without_advantages_wants_a_teacher() -> None:
     assert "algo.advantage=none" in line
 
 
+def test_a_penalty_in_a_reward_that_nobody_reads_is_refused(tmp_path: Path) -> None:
+    words = ("algo=opd", f"algo.teacher.path={folder_of(tmp_path / 'teacher')}", "algo.kl_coef=0.1")
+    [line] = said(*words, "algo.kl_in=reward")
+    assert "algo.kl_in=reward does nothing with algo.advantage=none" in line
+    assert said(*words, "algo.kl_in=loss") == []
+
+
 def memory_of(*words: str) -> MemoryPlan:
     composed = examine(
         ["+model=glm4-9b-trial", "+cluster=h200x2", "train.megatron.tensor_model_parallel_size=2", *words]

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from slime.compose.compose import compose, examine
-from slime.estimator import Attempt
 from slime_algorithms.policy_losses.estimators import ReinforcePp, ReinforcePpBaseline, Rloo
-from slime_testing.estimators import check_estimator
+from slime_testing.estimators import attempt, check_estimator
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 ROWS = [[(1.0, 3), (0.0, 1), (0.5, 2)], [(2.0, 4), (-1.0, 2)]]
-STEP = [[Attempt(*row) for row in group] for group in ROWS]
+STEP = [[attempt(*row) for row in group] for group in ROWS]
 EXACT: dict[str, Any] = {"rel": 1e-12, "abs": 1e-15}  # float64 on both sides; a few roundings and an epsilon of 1e-8
 NEAR: dict[str, Any] = {"rel": 3e-8, "abs": 1e-15}
 """Where 1e-8 is added to a deviation near 1."""
@@ -63,7 +62,7 @@ def test_the_baseline_is_taken_away_before_whitening() -> None:
 )
 @pytest.mark.parametrize("reward", [0.7, 1e8 + 0.1, 1e12 - 0.1])
 def test_equal_rewards_teach_nothing(estimator: Any, reward: float) -> None:
-    equal = [[Attempt(reward, 3), Attempt(reward, 70), Attempt(reward, 1009)], [Attempt(reward, 5)] * 7]
+    equal = [[attempt(reward, 3), attempt(reward, 70), attempt(reward, 1009)], [attempt(reward, 5)] * 7]
     assert all(np.all(np.abs(value) < 1e-6) for of_group in estimator.advantages(equal) for value in of_group)
 
 
@@ -75,7 +74,7 @@ def test_rloo_has_the_gradient_of_the_expected_reward() -> None:
     loss = torch.zeros((), dtype=torch.float64)
     for i, one in enumerate(rewards):
         for j, other in enumerate(rewards):
-            (advantages,) = Rloo().advantages([[Attempt(one, 1), Attempt(other, 1)]])
+            (advantages,) = Rloo().advantages([[attempt(one, 1), attempt(other, 1)]])
             chance = (logprobs[i] + logprobs[j]).detach().exp()
             loss = loss - chance * (advantages[0] * logprobs[i] + advantages[1] * logprobs[j]) / 2
     (found,) = torch.autograd.grad(loss, logits, retain_graph=True)
@@ -94,7 +93,7 @@ def expected_slope(groups: Sequence[Sequence[int]], estimator: Any) -> tuple[Ten
     logits, rewards = chances.log().requires_grad_(), torch.tensor(REWARDS, dtype=torch.float64)
     logprobs = logits.log_softmax(0)
     deviation = ((chances * rewards.square()).sum() - (chances * rewards).sum().square()).sqrt()
-    found = estimator.advantages([[Attempt(REWARDS[outcome], 1) for outcome in group] for group in groups])
+    found = estimator.advantages([[attempt(REWARDS[outcome], 1) for outcome in group] for group in groups])
     advantages = torch.tensor(np.concatenate([value for of_group in found for value in of_group]))
     loss = -(advantages * logprobs[[outcome for group in groups for outcome in group]]).mean()
     (wanted,) = torch.autograd.grad(-(logprobs.exp() * rewards).sum() / deviation, logits, retain_graph=True)
@@ -154,7 +153,7 @@ def test_the_deviation_of_a_group_is_no_option_of_theirs() -> None:
 
 def test_the_variance_of_a_token_does_not_depend_on_its_sample_s_length() -> None:
     """Whitening over samples would give those of long ones another scale."""
-    groups = [[Attempt(1.0, 1), Attempt(0.0, 99)]]
+    groups = [[attempt(1.0, 1), attempt(0.0, 99)]]
     (values,) = ReinforcePp().advantages(groups)
     tokens = np.concatenate(values)
     assert math.isclose(tokens.std(), 1, rel_tol=1e-6)

@@ -11,9 +11,9 @@ import pytest
 from slime.algo.stages import estimator_of
 from slime.config.schema import AlgoConfig
 from slime.errors import SlimeError
-from slime.estimator import Attempt, CriticEstimator
+from slime.estimator import CriticEstimator
 from slime_algorithms.ppo.gae import CHUNK, Gae, discounted_sums
-from slime_testing.estimators import check_estimator
+from slime_testing.estimators import attempt, check_estimator
 
 EXACT = {"rel": 1e-11, "abs": 1e-12}
 """Float64 on both sides, up to a thousand terms of order 1 in another order."""
@@ -77,14 +77,14 @@ def test_a_critic_that_is_right_leaves_no_advantage() -> None:
 
 def test_the_reward_stands_at_the_last_loss_token_of_each_segment() -> None:
     gae = Gae(gamma=0.5)
-    [[whole, cut]] = gae.advantages([[Attempt(2.0, 3), Attempt(2.0, 5, (2, 3))]])
+    [[whole, cut]] = gae.advantages([[attempt(2.0, 3), attempt(2.0, 5, (2, 3))]])
     assert whole.tolist() == [0.0, 0.0, 2.0]
     assert cut.tolist() == [0.0, 2.0 * 0.5**3, 0.0, 0.0, 2.0]
 
 
 def test_segments_of_an_attempt_have_the_returns_of_the_whole() -> None:
     gae = Gae(gamma=0.5, gae_lambda=1.0)
-    [[whole, cut]] = gae.advantages([[Attempt(2.0, 5), Attempt(2.0, 5, (2, 3))]])
+    [[whole, cut]] = gae.advantages([[attempt(2.0, 5), attempt(2.0, 5, (2, 3))]])
     nothing = np.zeros(5)
     returns = [*gae.from_values(cut[:2], nothing[:2]), *gae.from_values(cut[2:], nothing[2:])]
     assert returns == pytest.approx(gae.from_values(whole, nothing).tolist(), **EXACT)

@@ -138,7 +138,7 @@ def of_sequences(first: Tensor, second: Tensor) -> Tensor:
     [
         (IN_REWARD, [Source.policy, Source.reference], [Source.policy, Source.reference]),
         (IN_REWARD | {"rollout_logprobs_as_old": True}, [Source.reference], [Source.reference]),
-        (IN_REWARD | {"advantage": "grpo"}, [Source.reference], [Source.policy, Source.reference]),
+        (IN_REWARD | {"advantage": "grpo"}, [Source.policy, Source.reference], [Source.policy, Source.reference]),
         (IN_REWARD | {"kl_coef": 0.0}, [Source.reference], [Source.policy, Source.reference]),
         (IN_REWARD | {"kl_in": KlIn.loss}, [Source.reference], [Source.policy, Source.reference]),
     ],
@@ -151,8 +151,9 @@ def test_who_needs_the_old_policy_before_the_first_step(
     assert stage.passes(1) == one
     assert stage.passes(2) == several
     old = ROLLOUT_LOGPROBS if "rollout_logprobs_as_old" in algo else "old_logprobs"
-    with_critic = algo in (IN_REWARD, IN_REWARD | {"rollout_logprobs_as_old": True})
-    assert tuple(stage.penalised_by) == ((old, "ref_logprobs") if with_critic else ())
+    takes = stage.objective.kl_coef and stage.objective.kl_in is KlIn.reward
+    assert tuple(stage.penalised_by) == ((old, "ref_logprobs") if takes else ())
+    assert stage.penalises_attempts is (algo.get("advantage") == "grpo")
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +259,7 @@ def test_every_layout_takes_the_same(model: Path, alone: dict[str, Told]) -> Non
 
 def without_penalties(rank: Rank, model: Path) -> list[bool]:
     """Whether what a critic learns from is left as it is."""
-    from slime_megatron.train.critic import with_penalties
+    from slime_megatron.train.penalties import with_penalties
 
     trainer = start(rank, model, algo=IN_REWARD)
     local, found = [trainer._local(batch) for batch in batches_of(trainer, 1)], list[bool]()

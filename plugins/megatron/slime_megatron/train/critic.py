@@ -5,14 +5,9 @@ It says of each token what return it expects. It is never published nor exported
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
-from slime.algo.stages import PenalisesRewards, Stage
-from slime.estimator import PENALTIES
 from slime.types import MicroBatch
 from slime_megatron.train.local_batch import LocalMicroBatch
 from slime_megatron.train.megatron import Model
@@ -66,32 +61,3 @@ class Critic(Protocol):
         Raises:
             SlimeError: a metric or gradient is not finite.
         """
-
-
-def with_penalties(
-    stage: Stage, local: list[list[LocalMicroBatch]], scored: Mapping[str, Sequence[Sequence[Tensor]]]
-) -> list[list[LocalMicroBatch]]:
-    """The micro-batches with the column `PENALTIES`, if the stage takes anything from rewards. It is 0 on pipeline
-    stages other than the last, which know no log-probs.
-
-    Args:
-        local: by optimizer step.
-        scored: by column and optimizer step, what passes gave of each micro-batch; nothing on these other stages.
-    """
-    if not (names := stage.penalised_by):
-        return local
-    objective = stage.objective
-    assert isinstance(objective, PenalisesRewards), "the stage has asked it"
-
-    def penalised(micro: LocalMicroBatch, batch: int, number: int) -> LocalMicroBatch:
-        masked, penalties = micro.loss_mask == 0, micro.loss_mask.new_zeros(len(micro.loss_mask))
-        given = {name: scored[name][batch] for name in names if name in scored}
-        if all(given.values()):
-            columns = {name: given[name][number] if name in given else micro.columns[name] for name in names}
-            penalties = objective.penalties({name: x.masked_fill(masked, 0.0) for name, x in columns.items()})
-        return replace(micro, columns={**micro.columns, PENALTIES: penalties})
-
-    return [
-        [penalised(micro, batch, number) for number, micro in enumerate(of_batch)]
-        for batch, of_batch in enumerate(local)
-    ]

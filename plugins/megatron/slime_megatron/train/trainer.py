@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from torch import Tensor
 
 from megatron_core_portable import cpu_stands_in_for_cuda
 from slime import plugins
@@ -26,23 +25,20 @@ from slime.train.packing import RankLayout
 from slime.train.rank import Usage
 from slime.types import Batch
 from slime_megatron.train import checkpoint, megatron, metrics, reference
-from slime_megatron.train.critic import Critic, with_penalties
+from slime_megatron.train.critic import Critic
 from slime_megatron.train.exports import Exports
 from slime_megatron.train.first_weights import load_first, load_teacher
 from slime_megatron.train.learning import Learning
 from slime_megatron.train.local_batch import LocalMicroBatch, local_micro_batches, require_tokens
-from slime_megatron.train.model.policy import most_probable
 from slime_megatron.train.objective import StepLoss
 from slime_megatron.train.offload import residue
 from slime_megatron.train.optimizer import Optimizer
-from slime_megatron.train.step import score
+from slime_megatron.train.passes import ScoredColumns, score_columns
+from slime_megatron.train.penalties import sums_of_penalties, with_penalties
 from slime_megatron.train.usage import peak_usage, timed
 
 if TYPE_CHECKING:
     from slime.digest import FileFacts
-
-Scored = list[Tensor]
-"""A column, [t] or [t, width], by micro-batch; empty on pipeline stages other than the last."""
 
 
 class Trainer(Exports):
@@ -75,6 +71,7 @@ class Trainer(Exports):
         self.reference: reference.Weights | None = None
         self.teacher: reference.Weights | None = None
         self.critic: Critic | None = None
+        self._kept: tuple[ScoredColumns, dict[str, float]] | None = None
         self._save_group: dist.ProcessGroup | None = None
 
     @property
@@ -157,6 +154,22 @@ class Trainer(Exports):
         self.critic, self._offloads = critic, [self._offload, critic.offload]
         return critic
 
+    def penalties(self, batches: Sequence[Batch], stage: str) -> dict[int, float]:
+        """What the stage's objective takes from rewards where no critic learns of them, under the weights before a
+        step. The `train` that follows, of the same samples, finds the log-probs of this.
+
+        Returns:
+            By number of a sample, the sum over the loss tokens of it that this rank alone answers for.
+        """
+        chosen = run_stages(self.cfg)[stage]
+        with cpu_stands_in_for_cuda():
+            local = self._begin(chosen, batches)
+            self._kept = self._passes(chosen, local, chosen.epochs)
+        if parallel_state.get_tensor_model_parallel_rank():
+            return {}
+        whole = [batch.micro_batches[self.data_parallel_rank] for batch in batches]
+        return sums_of_penalties(whole, with_penalties(chosen, local, self._kept[0]))
+
     def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
         """The passes that the stage's objective asks for, then one optimizer step a batch, in each
         epoch of the stage.
@@ -176,20 +189,14 @@ class Trainer(Exports):
         Raises:
             SlimeError: a metric or gradient is not finite, or the objective does not keep its contract.
         """
-        chosen, seconds = run_stages(self.cfg)[stage], dict[str, float]()
-        for batch in batches:
-            own = batch.micro_batches[self.data_parallel_rank]
-            require_tokens(own, chosen.objective.needs, self.hf["vocab_size"])
-        is_scored = any(chosen.needs(source) for source in (Source.policy, Source.reference, Source.teacher))
+        chosen = run_stages(self.cfg)[stage]
         if self.critic and self.cfg.algo.critic.offload:
             self.critic.offload.offload()
         learns = learns and (chosen.estimator is None or step > self.cfg.algo.critic.only_steps)
+        epochs, (kept, self._kept) = chosen.epochs if learns else 1, (self._kept, None)
         with cpu_stands_in_for_cuda():
-            self._enter(chosen)
-            with timed("logprobs", self.device, seconds) if is_scored else nullcontext():
-                local = [self._local(batch) for batch in batches]
-                epochs = chosen.epochs if learns else 1
-                scored = self._score(chosen, local, len(local) * epochs)
+            local = self._begin(chosen, batches)
+            scored, seconds = kept or self._passes(chosen, local, epochs)
             of_critic, counts = dict[str, float](), [batch.num_loss_tokens for batch in batches]
             if chosen.estimator is not None:
                 assert self.critic is not None, "begin_critic comes before the first step"
@@ -228,28 +235,31 @@ class Trainer(Exports):
             module.temperature = temperature
             module.entropy_gradient = takes_entropy_gradient(stage.objective)
 
+    def _begin(self, stage: Stage, batches: Sequence[Batch]) -> list[list[LocalMicroBatch]]:
+        for batch in batches:
+            own = batch.micro_batches[self.data_parallel_rank]
+            require_tokens(own, stage.objective.needs, self.hf["vocab_size"])
+        self._enter(stage)
+        return [self._local(batch) for batch in batches]
+
     def _local(self, batch: Batch) -> list[LocalMicroBatch]:
         """This rank's part of a batch, cut as the model's blocks want it."""
         contiguous = any(trait.contiguous for trait in self.model.traits)
         extra = [loss for loss, _ in self.extra_losses]
         return local_micro_batches(batch, self.device, contiguous=contiguous, extra_losses=extra)
 
-    def _score(
-        self, stage: Stage, local: Sequence[list[LocalMicroBatch]], optimizer_steps: int
-    ) -> dict[str, list[Scored]]:
-        """By column, what passes before the first of the optimizer steps give; those that need none are left out."""
-        scored = {}
-        for source in stage.passes(optimizer_steps):
-            # The others are other models, which choose for themselves what engines recorded of this one's choices.
-            replays = source is Source.policy and self.cfg.train.routing_replay
-            columns = [column for column in stage.objective.needs if column.source is source]
-            [width] = {column.width for column in columns}
-            with self._weights_of(source), most_probable(self.model.modules, width):
-                found = [score(self.model, micro_batches, replays=replays) for micro_batches in local]
-            for column in columns:
-                parts = [[scores[0 if width is None or column.ids else 1] for scores in each] for each in found]
-                scored[column.name] = [[x.int() if column.ids else x for x in each] for each in parts]
-        return scored
+    def _passes(
+        self, stage: Stage, local: Sequence[list[LocalMicroBatch]], epochs: int
+    ) -> tuple[ScoredColumns, dict[str, float]]:
+        """What passes before the first optimizer step give, and metrics of them."""
+        sources, seconds = stage.passes(len(local) * epochs), dict[str, float]()
+        if not any(map(stage.needs, (Source.policy, Source.reference, Source.teacher))):
+            return {}, seconds
+        with timed("logprobs", self.device, seconds):
+            replays = self.cfg.train.routing_replay
+            return score_columns(
+                stage.objective, sources, self.model, local, replays=replays, weights_of=self._weights_of
+            ), seconds
 
     def _weights_of(self, source: Source) -> AbstractContextManager[None]:
         """Inside, the model has the weights whose log-probs `source` stands for."""
