@@ -211,7 +211,7 @@ class RunDir:
 
 
 def _check_resume(path: Path, resume: Resume) -> None:
-    if resume is Resume.must and not _has_checkpoint(path):
+    if resume is Resume.must and not earlier.steps_done(path):
         raise SlimeError("there is no checkpoint to resume from", where=str(path), todo="Use `run.resume=auto`.")
     if resume is Resume.never and RunDir(path).config.exists():
         raise SlimeError(
@@ -277,10 +277,6 @@ def _hold(lock: IO[str], how: int, keys: str = "`run.name`") -> None:
             where=str(Path(lock.name).parent),
             todo=f"Wait for it, stop it, or set another {keys}.",
         ) from error
-
-
-def _has_checkpoint(path: Path) -> bool:
-    return bool(published(path / "checkpoints"))
 
 
 def _move_away(path: Path) -> None:

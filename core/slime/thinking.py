@@ -43,7 +43,7 @@ def divided(text: str) -> tuple[str, str]:
     thought stays open. A mark in quotes is a word of the text.
     """
     end, are_open = 0, set[str]()
-    for name, found in _marks(text):
+    for name, found in marks(text):
         if name[0] == "o":
             are_open.add(name[1:])
         else:
@@ -52,7 +52,8 @@ def divided(text: str) -> tuple[str, str]:
     return text[:end], "" if are_open else text[end:].lstrip() if end else text
 
 
-def _marks(text: str) -> Iterator[tuple[str, re.Match[str]]]:
+def marks(text: str) -> Iterator[tuple[str, re.Match[str]]]:
+    """Those that no quotes surround, in their order: "o" or "c" and a number for its kind, and the place."""
     for found in _MARK.finditer(text):
         before, behind = text[: found.start()][-1:], text[found.end() : found.end() + 1]
         if found.lastgroup and not (before and before == behind and before in _QUOTES):

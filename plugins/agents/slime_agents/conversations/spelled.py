@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from slime.types import Message
+from slime_agents.conversations.thinking import parted
 
 RESULT_ROLES = ("tool", "observation", "ipython")
 """Roles that templates give a tool's output. The first is every API's."""
@@ -50,8 +51,8 @@ def _in_json(said: str) -> str:
 
 
 def _words(message: Message) -> str:
-    """The words of a message, without earlier thinking, which templates drop."""
-    return (message.get("content") or "").rpartition("</think>")[2].strip()
+    """What a message says, without earlier thinking, which templates drop."""
+    return parted(message.get("content") or "")[2].strip()
 
 
 def spellings(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

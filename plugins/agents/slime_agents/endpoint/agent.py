@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ from typing import Any
 
 from guarded_workers import processes
 from guarded_workers.environment import split
-from slime.errors import SlimeError
+from slime.errors import SlimeError, nearest
 from slime.sampling.held import GRACE_S
 from slime.types import Task
 from slime_agents.endpoint import keeper, values
@@ -54,8 +53,8 @@ class Surroundings:
     def __init__(self, wanted: Collection[str]) -> None:
         for name in wanted:
             if name not in os.environ:
-                near = difflib.get_close_matches(name, os.environ, 1, 0.75)
-                meant = f" Did you mean '{near[0]}'?" if near else ""
+                near = nearest(name, os.environ)
+                meant = f" Did you mean '{near}'?" if near else ""
                 todo = f"Set it before slime starts, or take it out.{meant}"
                 raise SlimeError(f"the variable {name} is not set", where=_KEY, todo=todo)
         self._passed, self._withheld = split(os.environ, wanted)

@@ -5,12 +5,12 @@ A field in no table is refused by name: to drop it in silence could change what 
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slime.errors import nearest
 from slime_agents.endpoint.said import RefusedRequestError
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class Fields:
                 raise RefusedRequestError(f"'{name:.80}' is not known{self._nearest(name)}", f"{where}{name:.80}")
 
     def _nearest(self, name: str) -> str:
-        near = [self.meant[name]] if name in self.meant else difflib.get_close_matches(name, self.honoured, 1, 0.7)
-        return f": did you mean '{near[0]}'?" if near else ""
+        near = self.meant.get(name) or nearest(name, self.honoured)
+        return f": did you mean '{near}'?" if near else ""
 
     def _tell(self, name: str, value: Any) -> None:
         if value is not None and name not in _told:
@@ -188,7 +188,7 @@ def may_call(choice: Any, names: Collection[str] | None) -> bool:
         name = inner.get("name") if isinstance(inner, Mapping) else None
         if name in names:
             return True
-        near = difflib.get_close_matches(str(name), names, 1, 0.6)
-        meant = f": did you mean '{near[0]}'?" if near else ""
+        near = nearest(str(name), names)
+        meant = f": did you mean '{near}'?" if near else ""
         raise RefusedRequestError(f"'{param}' names the tool {name!r:.60}, which there is not{meant}", param)
     raise RefusedRequestError(f"'{param}' is {choice!r:.80}: it may be auto, none, required, any or one tool", param)

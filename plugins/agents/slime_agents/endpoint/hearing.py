@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from slime.contracts import Responder
 from slime_agents.conversations.spelled import whole
+from slime_agents.conversations.thinking import parted
 from slime_agents.endpoint import values
-from slime_agents.endpoint.said import END_THINK, THINK, Call, Said
-from slime_agents.tools.calls import CallReader, IllFormedError, read_name_json, reader_for
+from slime_agents.endpoint.said import THINK, Call, Said
+from slime_agents.tools.calls import CallReader, IllFormedError, import_parsers, read_name_json, reader_for
 
 _PROBE = [{"role": "user", "content": "probe."}]
 
@@ -29,6 +30,7 @@ class Hearing:
         self._parser = parser
         self._reader: CallReader | None = None
         self._opens_thinking: bool | None = None
+        self._has_parsers = False
         self._lock: asyncio.Lock | None = None
 
     @property
@@ -41,22 +43,29 @@ class Hearing:
         """The chat template has a place for calls. Known once there were any."""
         return self._reader is not read_name_json
 
+    async def import_parsers(self, model: Responder) -> None:
+        """What a first request with tools would wait for longer than some clients do."""
+        self._lock = self._lock or asyncio.Lock()
+        async with self._lock:
+            if not self._has_parsers:
+                await asyncio.to_thread(import_parsers, model, self._parser)
+                self._has_parsers = True
+
     async def prepare(self, model: Responder, has_tools: bool) -> None:
         """Learn how the model writes."""
         if self._opens_thinking is None:
             prompt = model.rendered(_PROBE, prompt=True).removeprefix(model.rendered(_PROBE))
             self._opens_thinking = prompt.rstrip().endswith(THINK)
-        if has_tools and self._reader is None:  # in a thread, because SGLang's parsers take seconds to import
+        if has_tools and self._reader is None:  # in a thread, because there are many parsers to try
             self._lock = self._lock or asyncio.Lock()
             async with self._lock:
                 self._reader = self._reader or await asyncio.to_thread(reader_for, model, self._parser)
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]], call_id: Callable[[], str]) -> Heard:
         """Take a response apart; `call_id` makes an id for a call of one of `tools`."""
-        thinking, end, words = text.rpartition(END_THINK)
+        reasoning, end, words = parted(text)
         if not end and (self._opens_thinking or text.lstrip().startswith(THINK)):
-            thinking, words = text, ""
-        reasoning = thinking.strip().removeprefix(THINK).strip()
+            reasoning, words = text.strip().removeprefix(THINK).strip(), ""
         if tools:
             assert self._reader, "it was prepared"
             try:

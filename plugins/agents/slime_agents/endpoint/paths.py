@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from http import HTTPStatus
 from types import ModuleType
@@ -10,6 +9,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from slime.errors import nearest
 from slime_agents.endpoint import anthropic_messages, chat_completions, responses
 from slime_agents.endpoint.bodies import TurnedAwayError
 
@@ -96,8 +96,6 @@ def _todo(what: str) -> str:
     for known, todo in _OTHERS.items():
         if what == known.rstrip("/") or what.startswith(f"{known.rstrip('/')}/"):
             return todo
-    plain = what.strip("/")
-    near = difflib.get_close_matches(plain, METHODS, 1, 0.6)
-    if near:
-        return f"Did you mean '{near[0].rstrip('/')}'?"
+    if near := nearest(what.strip("/"), METHODS):
+        return f"Did you mean '{near.rstrip('/')}'?"
     return f"It answers {', '.join(sorted(name.rstrip('/') for name in METHODS if name not in (MODEL, RESPONSE)))}."

@@ -45,9 +45,11 @@ class EndpointProgram:
         self._options = options
         self._surroundings = Surroundings(options.environment) if options.command else None
         self._function = named(options.path) if options.path else None
-        self._server = EndpointServer(options.host, Hearing(options.parser), options.structured)
+        self._hearing = Hearing(options.parser)
+        self._server = EndpointServer(options.host, self._hearing, options.structured)
 
     async def run(self, task: Task, model: Responder) -> Verdict | None:
+        await self._hearing.import_parsers(model)
         async with self._server.attempt(model) as (attempt, url):
             agent = asyncio.create_task(self._agent(task, attempt, url))
             try:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from slime.types import Message
+from slime_agents.conversations.thinking import parted
 from slime_agents.endpoint import values
 
 THINK, END_THINK = "<think>", "</think>"
@@ -114,7 +115,7 @@ def messages_of(said: Sequence[Said], before: Sequence[Said] = (), *, as_text: b
 
 def without_thinking(text: str) -> str:
     """An answer's text, where a client kept the thinking in it."""
-    return text.partition(END_THINK)[2] if text.lstrip().startswith(THINK) and END_THINK in text else text
+    return parted(text)[2] if text.lstrip().startswith(THINK) else text
 
 
 class Repeated:

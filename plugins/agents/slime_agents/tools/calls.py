@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 from slime.contracts import Responder
 from slime.errors import SlimeError
+from slime_agents.conversations.thinking import parted
 
 NAME_JSON = "name-json"
 """The name of a function in one line, and its arguments as JSON in the next, as GLM-4 (0414) writes a call. Chat
 templates that write no calls at all are taken to mean this."""
-END_OF_THINKING = "</think>"
 PROBE = {"type": "function", "function": {"name": "probe_tool", "description": "Try it.", "parameters": {
     "type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}}}  # fmt: skip
 ARGUMENTS = {"word": "blue"}
@@ -40,6 +42,13 @@ class IllFormedError(Exception):
 class CallReader(Protocol):
     def __call__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Read:
         """Read a response. Raises IllFormedError: a call begins and cannot be read."""
+
+
+def import_parsers(model: Responder, parser: str | None) -> None:
+    """Import what `reader_for` and its readers import, of SGLang where it is installed; this takes seconds."""
+    if parser != NAME_JSON and (parser or _written(model) is not None) and find_spec("sglang"):
+        import_module("sglang.srt.function_call.function_call_parser")
+        import_module("sglang.srt.entrypoints.openai.protocol")
 
 
 def reader_for(model: Responder, parser: str | None) -> CallReader:
@@ -96,7 +105,7 @@ def _written(model: Responder) -> str | None:
 
 def read_name_json(text: str, tools: Sequence[Mapping[str, Any]]) -> Read:
     """See `NAME_JSON`."""
-    said = text.rpartition(END_OF_THINKING)[2].strip()
+    said = parted(text)[2].strip()
     name, _, rest = said.partition("\n")
     if name not in [tool["function"]["name"] for tool in tools]:
         return Read(said, [])
@@ -116,7 +125,7 @@ class _SGLangReader:
         from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
         parser = FunctionCallParser([Tool(**tool) for tool in tools], self._name)
-        said = text.rpartition(END_OF_THINKING)[2]
+        said = parted(text)[2]
         if not parser.has_tool_call(said):
             return Read(said.strip(), [])
         try:

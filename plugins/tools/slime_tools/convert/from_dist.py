@@ -27,6 +27,7 @@ from slime.weights.hf_files import HfFiles
 from slime_megatron.train import checkpoint, megatron
 from slime_megatron.train.shards import only_data
 from slime_megatron.train.weights.local import LocalTensor, local_tensors
+from slime_megatron.train.weights.spellings import exported_config
 from slime_tools.convert.job import Job
 from slime_tools.convert.tensors import NAMES, Output, storage_of
 
@@ -86,8 +87,7 @@ def to_hf(folder: Path, destination: Path, cfg: SlimeConfig, identity: Mapping[s
         for name, shape in zip(parameter.names, parameter.shapes, strict=True)
         for output in _with_copies(Output(name, NAMES[parameter.dtype], shape), copies)
     ]
-    config = {key: value for key, value in hf.items() if key != "torch_dtype"}  # the older spelling of `dtype`
-    config["dtype"] = str(parameters[0].dtype).removeprefix("torch.")
+    config = exported_config(hf, str(parameters[0].dtype).removeprefix("torch."))
     return Job(source, destination, config, outputs, partial(FromDist, folder, parameters, copies), identity)
 
 

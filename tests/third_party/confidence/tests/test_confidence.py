@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from slime.algo.advantages import GroupMean
 from slime.compose.objective import objective_problems
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
@@ -18,7 +17,7 @@ from slime.net import Endpoint
 from slime.objective import Column, Metrics, TrainsOn
 from slime.plugins import load
 from slime.sampling.generate import Generator
-from slime.sampling.samples import to_train_samples, with_numbers
+from slime.sampling.samples import compare, with_numbers
 from slime.segments import Segment
 from slime.topology.recordings import numbers_told
 from slime.types import Group, Prompt, Sample, Status, Verdict
@@ -63,9 +62,7 @@ def test_it_is_what_transformers_says_of_the_engine_s_tokens(tmp_path: Path) -> 
         for number, segment in enumerate(segments)
     ]
     names = [each.name for each in numbers_told()]
-    samples, means = with_numbers(
-        to_train_samples([Group(PROMPT, done)], GroupMean(normalize_std=True), 1, None), names
-    )
+    samples, means = with_numbers(compare([Group(PROMPT, done)], 2, 1, None).sequences, names)
     model, wanted = model.double(), []
     for sample in samples:
         with torch.no_grad():

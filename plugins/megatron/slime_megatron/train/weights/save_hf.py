@@ -11,15 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from slime.checkpoints import CONVERTED
-from slime.config.hf import QUANTIZATION
-from slime.data.tokenizer_files import VOCABULARIES
+from slime.data.tokenize import read_object
+from slime.data.tokenizer_files import CONFIG, VOCABULARIES
 from slime.errors import SlimeError
 from slime.files import folder_aside
 from slime.models.bridge import HfConfig
@@ -27,6 +26,7 @@ from slime.weights.causes import MODELOPT
 from slime.weights.file_tensors import INDEX, SINGLE
 from slime.weights.hf_files import HfFiles
 from slime.weights.other_forms import ADAPTERS, MEGATRONS
+from slime_megatron.train.weights.spellings import exported_config, older_tokenizer
 
 SHARD_BYTES = 5 * 10**9
 """Largest safetensors file that `save_hf` writes, in bytes; one larger tensor gets a file of its own."""
@@ -65,10 +65,8 @@ def save_hf(
             writer.add(name, tensor)
         writer.finish()
         copy_companions(source_folder, aside)
-        config = dict(hf or json.loads((source_folder / "config.json").read_text(encoding="utf-8")))
-        config.pop(QUANTIZATION, None)  # of a source in fewer bits; these weights are as they are trained
-        dtypes = {"dtype": writer.dtype, "torch_dtype": writer.dtype}  # the older name: without it some serve fp16
-        write_json(aside / "config.json", config | older_rotary(config) | dtypes)
+        config = hf or json.loads((source_folder / "config.json").read_text(encoding="utf-8"))
+        write_json(aside / "config.json", exported_config(config, writer.dtype))
         for weights in aside.glob("*.safetensors"):
             shutil.copymode(aside / "config.json", weights)  # safetensors lets nobody but the owner read it
 
@@ -143,29 +141,18 @@ def _os_error(error: SafetensorError) -> OSError:
     return OSError(int(number[1]) if number else errno.EIO, str(error))
 
 
-def older_rotary(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary fields once more as transformers before 5 reads them, which knows no `rope_parameters`. Without a
-    scaling alone: two spellings of one could come to differ."""
-    told = config.get("rope_parameters")
-    if not isinstance(told, dict) or config.get("rope_scaling"):
-        return {}
-    nested = isinstance(told.get("full_attention"), dict)
-    whole, local = (told["full_attention"], told.get("sliding_attention") or {}) if nested else (told, {})
-    if any(each.get("rope_type", "default") != "default" for each in (whole, local)):
-        return {}
-    found = {name: whole[name] for name in ("rope_theta", "partial_rotary_factor") if name in whole}
-    found |= {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
-    return {name: value for name, value in found.items() if name not in config}
-
-
 def copy_companions(source: Path, destination: Path) -> None:
     """Tokenizer, chat templates, generation and processor settings, model code and licence: the files beside weights
-    and config.json, less those that would say that these weights are others."""
+    and config.json, less those that would say that these weights are others. The tokenizer's is respelled where one
+    version of transformers alone would read it."""
     for file in sorted(source.iterdir()):
         is_of_weights = file.name.endswith(".index.json") or file.name in _OF_OTHER_WEIGHTS
         is_companion = file.suffix in _COMPANIONS or any(file.match(pattern) for pattern in _NAMES)
         if file.is_file() and is_companion and not is_of_weights:
             shutil.copyfile(file, destination / file.name)
+    said = read_object(source / CONFIG)
+    if (older := older_tokenizer(said)) != said:
+        write_json(destination / CONFIG, older)
     if (source / _TEMPLATES).is_dir():
         shutil.copytree(source / _TEMPLATES, destination / _TEMPLATES, ignore=shutil.ignore_patterns(".*"))
 

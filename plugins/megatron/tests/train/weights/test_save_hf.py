@@ -8,18 +8,16 @@ import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from slime.errors import SlimeError
 from slime.learner import left_out
 from slime.weights.file_tensors import INDEX
 from slime.weights.hf_files import HfFiles
-from slime_megatron.train.weights.save_hf import older_rotary, save_hf
+from slime_megatron.train.weights.save_hf import save_hf
 
 TENSORS = [(f"t{number}", torch.full((10,), number, dtype=torch.bfloat16)) for number in range(5)]  # 20 bytes each
 
@@ -151,31 +149,10 @@ def test_what_goes_along_and_what_is_left_out(source: Path, tmp_path: Path) -> N
     assert written["auto_map"] == config["auto_map"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "expected"),
-    [
-        ("LlamaConfig", {"rope_theta": 5e5}, {"rope_theta": 5e5}),
-        ("Qwen3Config", {"rope_theta": 1e6}, {"rope_theta": 1e6}),
-        ("Glm4Config", {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, {"rope_theta": 1e4}),
-        ("Gemma3TextConfig", {"rope_theta": 1e6, "rope_local_base_freq": 1e4}, {"rope_local_base_freq": 1e4}),
-        ("LlamaConfig", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {}),
-    ],
-)  # fmt: skip
-def test_the_rotary_base_is_told_to_older_readers_too(
-    kind: str, fields: dict[str, Any], expected: dict[str, Any], tmp_path: Path
-) -> None:
-    """transformers 5 reads its own spelling from the file with both, as it reads the one that it wrote."""
-    config = getattr(transformers, kind)(**fields)
-    config.save_pretrained(tmp_path)
-    written = json.loads((tmp_path / "config.json").read_text())
-    added = older_rotary(written)
-    assert expected.items() <= added.items()
-    assert bool(added) == bool(expected)
-    (tmp_path / "config.json").write_text(json.dumps(written | added))
-    again = type(config).from_pretrained(tmp_path)
-    assert again.rope_parameters == config.rope_parameters
-
-
-@pytest.mark.parametrize("config", [{}, {"rope_theta": 1e6}, {"rope_theta": 1e6, "rope_scaling": {"factor": 2}}])
-def test_an_older_spelling_is_left_alone(config: dict[str, Any]) -> None:
-    assert older_rotary(config) == {}
+def test_a_tokenizer_in_newer_words_is_respelled_and_another_is_copied_as_it_is(source: Path, tmp_path: Path) -> None:
+    for folder, text in (("newer", '{"tokenizer_class":"TokenizersBackend"}'), ("older", '{"eos_token":"</s>"}')):
+        (source / "tokenizer_config.json").write_text(text)
+        save_hf(TENSORS, source, tmp_path / folder)
+    newer, older = ((tmp_path / folder / "tokenizer_config.json").read_text() for folder in ("newer", "older"))
+    assert json.loads(newer) == {"tokenizer_class": "PreTrainedTokenizerFast"}
+    assert older == text
