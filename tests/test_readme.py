@@ -99,7 +99,7 @@ def planned() -> list[str]:
     text = "\n".join([*GUIDES.values(), *(file.read_text() for file in SHOWN_ELSEWHERE)]).replace("\\\n", " ")
     lines = re.findall(r"^(?:    |\$ )\S*slime (.*\+model=.*?)(?:\s+#.*)?$", text, re.M)
     own = ("...", "mistral", "task=reverse", "hopeful", "brevity", "bounded", "my_task", "path/to/folder", "podman")
-    own += ("name=retry", "my_tools.py", "my_agent.py", "my_env.py", "verifiers://")
+    own += ("name=retry", "my_tools.py", "my_agent.py", "my_env.py", "verifiers://", "a40x4")
     return sorted({line for line in lines if not any(name in line for name in own)})
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -54,15 +55,15 @@ def brought_by(kind: str) -> str:
     """What to install so that there is something of a kind."""
     if kind == "model":
         return "the plugin of its family, slime-plugin-<family>,"
-    known = sorted({*apart(kind).values()})
-    return f"{known[0]} or another plugin" if known else "a plugin"
+    known = Counter(apart(kind).values())
+    return f"{known.most_common(1)[0][0]} or another plugin" if known else "a plugin"
 
 
 def how_to_get(wanted: str) -> str:
     """What to do when a name (`<kind>/<name>`) or a key is missing that a distribution of this repository brings;
     empty if none does."""
     for distribution, row in distributions().items():
-        if wanted in row.brings and not _is_installed(distribution):
+        if wanted in row.brings:
             folders = " ".join(f"./{each}" for each in (*row.needs, row.folder))
             return f"Run: pip install {distribution}. In a checkout: pip install {folders}, or 'make setup'."
     return ""

@@ -27,9 +27,9 @@ from slime.objective import LossInputs
 from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS
 
 ROOT = Path(__file__).parents[2]
-HERE, PLUGINS = "tests/algo/test_known_faults.py", "plugins/objectives"
-POLICY, LOSSES = "tests/algo/test_policy_gradient.py", f"{PLUGINS}/policy-losses/tests/test_objectives.py"
-ESTIMATORS, RETURNS = f"{PLUGINS}/policy-losses/tests/test_estimators.py", f"{PLUGINS}/ppo/tests/test_returns.py"
+HERE, PLUGINS = "tests/algo/test_known_faults.py", "plugins/algorithms/tests"
+POLICY, LOSSES = "tests/algo/test_policy_gradient.py", f"{PLUGINS}/policy_losses/test_objectives.py"
+ESTIMATORS, RETURNS = f"{PLUGINS}/policy_losses/test_estimators.py", f"{PLUGINS}/ppo/test_returns.py"
 PACKING, CONTRACT = "tests/train/test_packing.py", "tests/testing/test_objectives.py"
 
 EXCLUDED: Mapping[str, Sequence[str]] = {
@@ -71,7 +71,7 @@ EXCLUDED: Mapping[str, Sequence[str]] = {
         f"{POLICY}::test_what_others_have_taken_for_it_is_another_gradient",
     ],
     "miles #1827: the reward at a masked last token is lost or discounted": [
-        f"{PLUGINS}/ppo/tests/test_gae.py::test_the_reward_stands_at_the_last_loss_token_of_each_segment",
+        f"{PLUGINS}/ppo/test_gae.py::test_the_reward_stands_at_the_last_loss_token_of_each_segment",
         f"{RETURNS}::test_the_step_is_the_papers_over_loss_tokens_whitened",
     ],
     "ROLL #447: values of masked tokens change advantages": [f"{RETURNS}::test_values_of_masked_tokens_are_never_read"],
@@ -81,7 +81,7 @@ EXCLUDED: Mapping[str, Sequence[str]] = {
     ],
     "THUDM/slime: whitening sees the tokens of one rank": [
         f"{ESTIMATORS}::test_reinforce_pp_whitens_returns_over_the_tokens_of_the_step",
-        f"{PLUGINS}/ppo/tests/test_critic.py::test_every_layout_learns_the_same",
+        f"{PLUGINS}/ppo/test_critic.py::test_every_layout_learns_the_same",
     ],
     "THUDM/slime: off-policy sequence masking compares with the trainer's old policy": [
         f"{HERE}::test_a_correction_compares_the_two_policies_that_it_is_about"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,9 @@ class Recorder:
     @property
     def trainers(self) -> Recorder:
         return self
+
+    def all(self, method: Callable[..., Any]) -> list[Any]:
+        return [getattr(self, method.__name__)()]
 
     def trim(self) -> None:
         self.calls.append("trim")

@@ -52,7 +52,7 @@ def test_the_plan_shows_them(sets: dict[str, str], capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert f"set ours    share 0.25 to 1, prompts from {sets['ours']}, reward f1, program single" in shown
     assert f"eval aime-2024 4 samples a prompt of {sets['aime']} at temperature 0.6" in shown
-    assert "reward.data.sets.ours f1 (slime-plugin-" in shown
+    assert "reward.data.sets.ours f1 (slime-rewards" in shown
 
 
 def test_one_set_shows_nothing_of_sets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,8 +100,6 @@ def test_without_any_a_plan_says_so_and_who_brings_one(monkeypatch: pytest.Monke
     assert composed.memory is None
     assert SAVER not in composed.cfg.rollout.sglang, "shared GPUs go by turns, which is the default"
     text = report(composed, everything)
-    assert (
-        "memory a device\n  not known: nothing that is installed estimates it. Run: pip install slime-plugin-" in text
-    )
+    assert "memory a device\n  not known: nothing that is installed estimates it. Run: pip install slime-tools." in text
     assert document(composed, everything)["memory"] is None
     assert "a published version" in text

@@ -54,7 +54,8 @@ def test_layouts_are_proposed_without_the_training_stack(planning: Any) -> None:
 def test_a_verb_that_needs_more_says_what_brings_it(planning: Any, tmp_path: Path) -> None:
     done = planning.slime("convert", "random", "pkg://slime_plugin_glm5/assets/glm5-tiny", tmp_path / "random")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("slime: this needs torch, which is not installed. " + EXTRA), done.stderr
+    what = "slime: this needs megatron-core-portable, which is not installed. "
+    assert done.stderr.startswith(what + EXTRA), done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
 
 

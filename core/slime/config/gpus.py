@@ -8,10 +8,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slime.config.cluster import ClusterConfig
 from slime.errors import SlimeError, did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from slime.config.cluster import ClusterConfig
 
 GPU, ROW = "cluster.gpu", "cluster.gpu_row"
 

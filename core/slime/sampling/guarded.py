@@ -6,9 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from guarded_workers.worker import describe
 from slime.algo.stages import shared_with
@@ -19,6 +17,9 @@ from slime.estimator import Attempt
 from slime.registry import Registry
 from slime.time_limit import DidNotReturnError, within
 from slime.types import Decision, Group
+
+if TYPE_CHECKING:
+    import numpy as np
 
 REASON = re.compile(r"[a-z0-9_]+")
 """What a reason may look like: it becomes part of a metric's name."""
@@ -170,6 +171,8 @@ class GuardedEstimator(_Guarded):
         return [[self._spread(*pair) for pair in of_group] for of_group in pairs]
 
     def _spread(self, attempt: Attempt, advantage: Any) -> np.ndarray:
+        import numpy as np  # a plan takes names from here, and does without
+
         values = np.asarray(advantage, dtype=np.float32)
         if values.shape not in ((), (attempt.num_loss_tokens,)) or not np.isfinite(values).all():
             what = f"gave {advantage!r:.80} for a sample of {attempt.num_loss_tokens} loss tokens"

@@ -98,8 +98,8 @@ def serving() -> Path:
 
 
 def of_a_run() -> dict[str, str]:
-    """Environment of a run on a CPU whose engines are to be forked: what stands first for `slime-sglang` brings `FORKING`.
-    Empty where CUDA is, which does not survive a fork."""
+    """Environment of a run on a CPU whose engines are to be forked: metadata of `slime-sglang` stands first that names
+    `FORKING`. Empty where CUDA is, which does not survive a fork."""
     import torch
 
     if torch.cuda.device_count():
@@ -111,7 +111,9 @@ def of_a_run() -> dict[str, str]:
         told = metadata.distribution("slime-sglang")
         (info / "METADATA").write_text(str(told.read_text("METADATA")))
         groups = str(told.read_text("entry_points.txt"))
-        (info / "entry_points.txt").write_text(re.sub(rf"(?<=\[{ENGINES}\]\nsglang = ).*", f"{__name__}:FORKING", groups))
+        (info / "entry_points.txt").write_text(
+            re.sub(rf"(?<=\[{ENGINES}\]\nsglang = ).*", f"{__name__}:FORKING", groups)
+        )
     path = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {ADDRESS: str(serving()), "PYTHONPATH": os.pathsep.join(path)}
 

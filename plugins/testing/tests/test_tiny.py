@@ -9,7 +9,7 @@ import pytest
 
 from slime_testing.patience import run_within
 
-MODELS = Path(__file__).resolve().parents[2] / "plugins/models"
+MODELS = Path(__file__).resolve().parents[2] / "models"
 TOOLS = {tool.parents[1].name: tool for tool in sorted(MODELS.glob("*/tools/make_tiny_assets.py"))}
 
 

@@ -21,7 +21,7 @@ from slime_agents.tools.program import Function, Tools
 from tests.sampling.played import Played
 
 PAGE = Path(__file__).parents[4] / "docs/tools.md"
-DATA = Path(__file__).parents[1] / "slime_agents.tools/data"
+DATA = Path(__file__).parents[2] / "slime_agents/tools/data"
 MINE = '''
 import asyncio
 

@@ -72,7 +72,7 @@ def test_packages_of_other_versions_are_named_together(wanted: Wanted) -> None:
 
 
 def test_another_checkout_of_the_same_version_is_named(wanted: Wanted) -> None:
-    assert {"slime", "slime_rewards.math"} <= wanted.software.sources.keys()
+    assert {"slime", "slime_rewards"} <= wanted.software.sources.keys()
     other = {**wanted.software.sources, "slime": digest_of([Path(__file__)])}
     (told,) = faults(replace(wanted, software=replace(wanted.software, sources=other)))
     assert told == "the code of slime is not the driver's. Install the same files on every host."
