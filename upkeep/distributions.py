@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from packaging.requirements import Requirement
 
@@ -66,9 +66,7 @@ def keys(own: list[Plugin]) -> Iterator[str]:
 
 
 def _names(key: str, kind: Any, schema: type) -> Iterator[str]:
-    import typing
-
-    hint = typing.get_type_hints(schema).get(key.rpartition(".")[2], kind)
+    hint = get_type_hints(schema).get(key.rpartition(".")[2], kind)
     yield key
     if dataclasses.is_dataclass(hint):
         for field in dataclasses.fields(hint):

@@ -29,3 +29,16 @@ def test_what_is_installed_has_servers_and_clients(tmp_path: Path) -> None:
     assert server.end() is None
     server.stop()
     assert isinstance(found.client(Endpoint("http://127.0.0.1:1", Secret("any")), 1.0), EngineClient)
+
+
+def test_two_that_bring_it_are_named_and_neither_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "other_engines-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-engines\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{software.ENGINES}]\nsglang = builtins:dict\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        SlimeError, match="engines named 'sglang' are brought by other-engines and by slime-sglang"
+    ) as two:
+        software.software(Device.cpu)
+    assert two.value.todo == "Keep one: 'pip uninstall other-engines' or 'pip uninstall slime-sglang'."

@@ -86,7 +86,7 @@ class Reads:
         return Metrics(("loss",))
 
     def loss(self, scores: Any, inputs: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # a plan calls no loss
 
 
 def test_an_objective_may_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
