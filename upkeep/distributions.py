@@ -42,7 +42,7 @@ def table() -> dict[str, dict[str, Any]]:
         own = [plugin for plugin in plugins.installed if plugin.distribution == name]
         named = [f"{item.kind}/{item.name}" for plugin in own for item in plugin.contributions]
         chosen = [
-            f"{group}/{option}"
+            f"+{group}/{option}"
             for group, options in groups.of(name).items()
             if group not in NO_CHOICE
             for option in options

@@ -31,7 +31,7 @@ class Apart(NamedTuple):
     Attributes:
         folder: in a checkout.
         needs: folders of others that it asks for, in the order in which pip may install them.
-        brings: names, `<kind>/<name>` and options of config groups alike, and keys of the config.
+        brings: names, `<kind>/<name>`; options of config groups, `+<group>/<option>`; and keys of the config.
     """
 
     folder: str
@@ -60,8 +60,8 @@ def brought_by(kind: str) -> str:
 
 
 def how_to_get(wanted: str) -> str:
-    """What to do when a name (`<kind>/<name>`) or a key is missing that a distribution of this repository brings;
-    empty if none does."""
+    """What to do when something is missing that a distribution of this repository brings, by its word in
+    `Apart.brings`; empty if none does."""
     for distribution, row in distributions().items():
         if wanted in row.brings:
             folders = " ".join(f"./{each}" for each in (*row.needs, row.folder))

@@ -93,6 +93,7 @@ for step in range(1, 8):
         file.write(json.dumps(row) + chr(10))
 time.sleep(600 * int(sys.argv[2]))
 child.kill()
+child.wait()
 sys.exit(3)
 """
 

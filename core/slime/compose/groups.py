@@ -90,7 +90,7 @@ class Groups:
         if name not in self._options[group]:
             known = self.names(group)
             meant = did_you_mean(name, known, f"{group}=") if known else self.choose(group)
-            todo = how_to_get(f"{group}/{name}") or meant
+            todo = how_to_get(f"+{group}/{name}") or meant
             raise SlimeError(f"there is no {group}={name}", todo=todo)
 
     def recipe_for(self, model: str, cluster: str) -> str:

@@ -6,6 +6,7 @@ On the run's other hosts `python -m slime_cluster.ray.node SECONDS MARK ARGUMENT
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import math
 import os
 import re
@@ -23,6 +24,7 @@ from typing import Any
 from slime.engines.scratch import how_ended
 from slime.errors import EXIT_ERROR, Death, SlimeError
 from slime_cluster.ray.folders import ray_folder
+from slime_cluster.ray.reaper import UNKNOWN
 from slime_cluster.ray.signals import signals_postponed
 
 POLL_S = 0.1
@@ -31,6 +33,7 @@ HELD_S, ENDING_S, SHUTDOWN_S = 5.0, 60.0, 1.0
 its own; then to end what it does, in order; and for Ray to shut down, which waits for a GCS that is gone."""
 PROCESSES = ("gcs_server", "raylet")
 LOG_BYTES, LOG_CHARACTERS = 1 << 16, 300
+SLOW = "Raise cluster.start_timeout_s if the machine is only slow."
 
 
 def start_environment(limit_s: float) -> dict[str, str]:
@@ -104,8 +107,7 @@ def _wait(node: Any, name: str, ask: Callable[[], Any], limit_s: float) -> Any:
                 raise death from error
             if time.monotonic() > deadline:
                 what = f"it is not up after {limit_s:g} s{last_words(Path(node.get_logs_dir_path()), name)}"
-                todo = "Raise cluster.start_timeout_s if the machine is only slow."
-                raise SlimeError(what, where=f"Ray's {name} on {socket.gethostname()}", todo=todo) from error
+                raise SlimeError(what, where=f"Ray's {name} on {socket.gethostname()}", todo=SLOW) from error
         time.sleep(POLL_S)
 
 
@@ -119,14 +121,20 @@ def _listen_to_nobody(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def signals_kept() -> Iterator[None]:
-    """`ray.init` in the block leaves SIGTERM to the handler that is there. Ray's own prints a stack of C++."""
+def signals_kept(own: OwnRay, limit_s: float) -> Iterator[None]:
+    """`ray.init` in the block leaves SIGTERM to the handler that is there. Ray's own prints a stack of C++.
+
+    Args:
+        own: told of the connection, which Ray itself waits for without a limit.
+        limit_s: that it may take.
+    """
     from ray._private import utils, worker
 
     connect = worker.connect
 
     def keeping(*args: Any, **kwargs: Any) -> None:
-        with signals_postponed() as came, _errors_unless(came):  # half a connection cannot be ended
+        # Half a connection cannot be ended.
+        with signals_postponed() as came, _errors_unless(came), own.connecting(limit_s):
             connect(*args, **kwargs)
 
     with _replaced(worker, "connect", keeping), _replaced(utils, "set_sigterm_handler", lambda handler: None):
@@ -233,6 +241,22 @@ class OwnRay:
                 event.set()
             if not _death(self.node):  # else it is watched until Ray is shut down, which may take for ever
                 self._over.set()
+
+    @contextlib.contextmanager
+    def connecting(self, limit_s: float) -> Iterator[None]:
+        """This process ends, and that is told, where the block takes longer than `limit_s`, or where Ray ends it there.
+
+        Ray waits in C++ and lets no other thread run, so the interpreter's own watchdog ends it.
+        """
+        where = f"Ray's raylet on {socket.gethostname()}"
+        self._note(f"slime: {SlimeError('it is up but does not answer this process', where=where, todo=SLOW)}")
+        with open(os.devnull, "wb") as nowhere:
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
+            try:
+                yield
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+                self._note(UNKNOWN)
 
     def close(self) -> None:
         self._over.set()

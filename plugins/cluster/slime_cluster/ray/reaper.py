@@ -28,6 +28,8 @@ GRACE_S = 3.0
 POLL_S = 0.05
 _MARK = "SLIME_RUN_MARK"
 """Environment variable that what is started in the block inherits."""
+UNKNOWN = "?"
+"""Noted where the cause of an end would not be known: the reaper's own words."""
 _END = b"\0"
 """What the driver says at the end of the block; the kernel, which closes its end when it dies, says nothing."""
 
@@ -39,7 +41,8 @@ class Reaper:
         self._process = process
 
     def note(self, words: str) -> None:
-        """What it prints, in place of its own words, if this process vanishes; empty: nothing."""
+        """What it prints if this process vanishes: in place of `UNKNOWN`, which is so from the start, its own words;
+        in place of nothing, nothing."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(f"{words}\n".encode())
@@ -97,7 +100,9 @@ def main(mark: str, driver: int, *before: int) -> None:
 def _tell(driver: int, notes: str) -> None:
     """Its last words for a driver that had no time for any."""
     gone = f"slime: the run's process (pid {driver}) ended without a word: it was killed, or Ray ended it"
-    words = notes.splitlines()[-1] if notes else f"{gone}. Start the same command again to resume."
+    words = notes.splitlines()[-1] if notes else UNKNOWN
+    if words == UNKNOWN:
+        words = f"{gone}. Start the same command again to resume."
     if words:
         sys.stderr.write(f"{words}\n")
 

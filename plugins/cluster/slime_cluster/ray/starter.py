@@ -169,7 +169,7 @@ def ray_cluster(
         stack.callback(ray.shutdown)
         stack.enter_context(here.naming_deaths())
         try:
-            with starting, signals_kept():
+            with starting, signals_kept(here, cluster.start_timeout_s):
                 ray.init(**options)
         except SlimeError:
             raise
