@@ -1,62 +1,19 @@
-"""Real Ray on this host: how long its start may take, what is said when a part of it dies, and who may look into it."""
-
-from __future__ import annotations
+"""Real Ray on this host: what is said when a part of it dies, what a signal does, and who may look into it."""
 
 import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
+from plugins.cluster.tests.ray.driver import Driver
 from slime_cluster.ray.folders import LONGEST_PLACE, PREFIX
 from slime_cluster.ray.node import last_words
-from slime_testing.patience import Patience, family
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-DRIVER = """
-import os, signal, sys, threading, time
-from contextlib import suppress
-from pathlib import Path
-
-import psutil
-
-from slime import __main__
-from slime.verbs import train
-from slime.config.schema import ClusterConfig
-from slime_cluster.ray.reaper import reaped
-from slime_cluster.ray.starter import ray_cluster
-
-def kill(name, number=signal.SIGKILL):
-    while True:
-        for child in psutil.Process().children():
-            with suppress(psutil.NoSuchProcess):  # it has ended since
-                if child.name() == name:
-                    return child.send_signal(number)
-        time.sleep(0.01)
-
-def run(args):
-    cluster = ClusterConfig(name="local", start_timeout_s={timeout_s})
-    with reaped("{mark}") as reaper, ray_cluster(cluster, 2, mark="{mark}", note=reaper.note):
-        import ray
-        from ray._private import worker
-        print("up", flush=True)
-{inside}
-    return 0
-
-{beside}
-train.run = run
-sys.exit(__main__.main(["run.name=x"]))
-"""
 START = "threading.Thread(target=kill, args=[{name!r}], daemon=True).start()"
 """The process is killed as soon as there is one."""
 PUT = """
@@ -82,9 +39,6 @@ STRANGER = """
                 except PermissionError:
                     print("refused", flush=True)
         os._exit(0)
-"""
-WAIT = """
-        time.sleep(600)
 """
 UNUSED = """
 from slime_cluster.ray import starter
@@ -116,112 +70,6 @@ def started(*args, whole=reaper.subprocess.Popen, **kwargs):
 reaper.subprocess = SimpleNamespace(PIPE=reaper.subprocess.PIPE, Popen=started)
 """
 """The signal comes when the reaper has been started and is not known yet."""
-
-
-UNKNOWN = """
-from slime_cluster.ray import starter
-
-def started(*args, whole=starter.started_our_way):
-    from ray._private import services  # it reads the environment that a start sets
-    popen = services.ConsolePopen
-
-    def stopped(command, *args, **kwargs):
-        process = popen(command, *args, **kwargs)
-        if os.path.basename(command[0]) == "raylet":
-            process.send_signal(signal.SIGSTOP)
-        return process
-
-    services.ConsolePopen = stopped
-    return whole(*args)
-
-starter.started_our_way = started
-"""
-UNCONNECTED = """
-from slime_cluster.ray import starter
-
-def kept(*args, whole=starter.signals_kept):
-    from ray._private import worker
-    connect = worker.connect
-
-    def stopped(*args, **kwargs):
-        kill("raylet", signal.SIGSTOP)
-        connect(*args, **kwargs)
-
-    worker.connect = stopped
-    return whole(*args)
-
-starter.signals_kept = kept
-"""
-
-
-class Driver:
-    """A program that starts Ray as a run does, and speaks as `slime` does."""
-
-    def __init__(self, folder: Path, inside: str = WAIT, beside: str = "", timeout_s: float = 120) -> None:
-        self.folder, self.output = folder, folder / "output.txt"
-        mark = f"{os.getpid()}{time.monotonic_ns() % 1000}"
-        program = DRIVER.format(mark=mark, inside=inside, beside=beside, timeout_s=timeout_s)
-        environment = {**os.environ, "TMPDIR": str(folder), "HOME": str(folder)}
-        environment.pop("RAY_TMPDIR", None)
-        with self.output.open("ab") as output:
-            command = [sys.executable, "-c", program]
-            pipes = {"stdout": output, "stderr": output}
-            self.process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
-
-    def finish(self) -> int:
-        """Wait until it and all that it has started are gone; returns the exit code."""
-        assert self._patience(120).wait_for(lambda: self.process.poll() is not None), self.said()
-        left = Patience(60, lambda: [os.getpid()])
-        assert left.wait_for(lambda: not self._left(), every_s=0.1), self._left()
-        return self.process.returncode
-
-    def _left(self) -> list[str]:
-        """Folders of Ray, and processes that write into this test's: their output, or Ray's logs."""
-        found = [path.name for path in self.folder.glob(f"{PREFIX}*")]
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if any(file.path.startswith(str(self.folder)) for file in process.open_files()):
-                    found.append(process.name())
-        return found
-
-    def until_up(self) -> Driver:
-        self.until_says("up")
-        return self
-
-    def until_says(self, word: str) -> None:
-        self._patience(120).wait_for(lambda: word in self.said() or self.process.poll() is not None)
-
-    def until_has(self, reached: str) -> None:
-        """Wait until it has worked for a moment, has a child of that name, or has a raylet that has children."""
-        process = psutil.Process(self.process.pid)
-
-        def has() -> bool:
-            if reached == "imports":
-                return process.cpu_times().user > 0.3
-            children = {child.name(): child for child in process.children()}
-            return bool(children["raylet"].children()) if reached == "workers" else reached in children
-
-        assert self._patience(120).wait_for(lambda: self.process.poll() is not None or _holds(has), every_s=0.01)
-        assert self.process.poll() is None, self.said()
-
-    def _patience(self, limit_s: float) -> Patience:
-        return Patience(limit_s, lambda: family(self.process.pid))
-
-    def said(self) -> list[str]:
-        return self.output.read_text().splitlines()
-
-
-def _holds(condition: Callable[[], bool]) -> bool:
-    with suppress(psutil.Error, KeyError):  # a process is gone, or not there yet
-        return condition()
-    return False
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """With a short name, so that Ray's sockets lie in it."""
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
-        yield Path(folder)
 
 
 def is_told(name: str, line: str) -> bool:
@@ -308,40 +156,6 @@ def test_a_signal_waits_for_what_is_being_started(folder: Path, moment: str, nam
     driver = Driver(folder, beside=moment.format(name=name))
     assert driver.finish() == 130
     assert driver.said() == ["slime: interrupted"]
-
-
-@pytest.mark.parametrize(
-    ("moment", "says", "code"),
-    [(UNKNOWN, "it is not up after 5 s", 2), (UNCONNECTED, "it is up but does not answer this process", 1)],
-    ids=["unknown", "unconnected"],
-)
-def test_a_start_that_takes_longer_than_it_may_is_one_line(folder: Path, moment: str, says: str, code: int) -> None:
-    """The raylet is stopped before it is known, or before this process has a connection to it: nobody is dead."""
-    driver = Driver(folder, beside=moment, timeout_s=5)
-    assert driver.finish() == code
-    [line] = driver.said()
-    assert says in line
-    assert line.endswith("Raise cluster.start_timeout_s if the machine is only slow.")
-
-
-def test_a_start_may_take_longer_than_rays_own_limit(folder: Path) -> None:
-    """A raylet that stands still for 35 s on Ray's clock, which is ten times as fast meanwhile; Ray itself waits for
-    30."""
-    stop = """
-def slow():
-    kill("raylet", signal.SIGSTOP)
-    from types import SimpleNamespace
-    from ray._private import node
-    began = time.monotonic()
-    node.time = SimpleNamespace(**{**vars(time), "monotonic": lambda: began + 10 * (time.monotonic() - began)})
-    time.sleep(3.5)
-    kill("raylet", signal.SIGCONT)
-    node.time = time
-threading.Thread(target=slow, daemon=True).start()
-"""
-    driver = Driver(folder, "        pass", beside=stop)
-    assert driver.finish() == 0, driver.said()
-    assert driver.said() == ["up"]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
