@@ -35,7 +35,7 @@ def unix_seconds(text: str) -> float:
         return float(text)
     if text and (match := FROM_NOW.fullmatch(text)):
         hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return psutil.Process().create_time() + 3600 * hours + 60 * minutes + seconds
+        return float(psutil.Process().create_time()) + 3600 * hours + 60 * minutes + seconds
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
