@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slime import command
-from slime.errors import SlimeError
+from slime.errors import EXIT_ERROR, SlimeError
 from slime.verbs import plan
 from slime_cluster.ray.gpus import read_gpus
 from slime_testing.patience import run_within
@@ -75,7 +75,7 @@ def test_a_reader_that_leaves_ends_a_verb_quietly(words: list[str]) -> None:
     run = subprocess.run([sys.executable, "-m", "slime", *words], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     told = "run.seed" in words[-1]
-    assert run.returncode == (command.EXIT_ERROR if told else command.EXIT_PIPE)
+    assert run.returncode == (EXIT_ERROR if told else command.EXIT_PIPE)
     assert run.stderr.count("\n") == told, run.stderr
 
 

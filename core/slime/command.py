@@ -18,7 +18,7 @@ from functools import partial
 
 import slime
 from slime import extras
-from slime.errors import EXIT_ERROR, SlimeError
+from slime.errors import SlimeError, Stopped
 from slime.printable import PrintableFormatter, printable
 from slime.verbs import installed
 from slime.verbs.strangers import read
@@ -28,7 +28,8 @@ AGAIN_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; 0 if it went well, 2 after an error that is the user's, printed as a line."""
+    """Run one verb; 0 if it went well, 2 after an error that is the user's, printed as a line, and 75 where a run was
+    asked to stop."""
     if logging.lastResort:  # it prints warnings, ours and those of libraries
         logging.lastResort.setFormatter(PrintableFormatter())
     signal.signal(signal.SIGTERM, _interrupt)
@@ -112,12 +113,12 @@ def _report_errors(argv: list[str], interrupted: Callable[[], bool]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if interrupted():
+        if interrupted() and not isinstance(error, Stopped):
             return _interrupted([str(error) if isinstance(error, SlimeError) else repr(error)])
         if (line := _mistake(error)) is None:
             raise
         print(f"slime: {line}", file=sys.stderr)
-        return EXIT_ERROR
+        return line.code
 
 
 def _mistake(error: Exception) -> SlimeError | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from slime.printable import printable
 
-EXIT_ERROR = 2
-"""Exit code of a process that ends by a `SlimeError`."""
+EXIT_ERROR, EXIT_STOPPED = 2, 75
+"""Exit codes of a process that ends by a `SlimeError`, and by `Stopped`: "try again" of BSD's sysexits.h."""
 MAX_CHOICES = 300
 """Characters of a list of names in an error."""
 
@@ -23,7 +23,12 @@ class SlimeError(Exception):
         what: the fact, without a final full stop ("no reward named 'mth'").
         where: file, key, plugin, rank or engine it concerns; empty if `what` says it.
         todo: the next thing the user should do; never empty.
+
+    Attributes:
+        code: the exit code of a process that ends by it.
     """
+
+    code = EXIT_ERROR
 
     def __init__(self, what: str, *, where: str = "", todo: str) -> None:
         assert what, "a SlimeError says what happened"
@@ -90,6 +95,12 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
         most_alike = ", ".join(f"{prefix}{option}" for option in close)
         return f"Nearest of {len(options)} are {most_alike}; 'slime --help' lists them all."
     return f"Choose one of: {choices}." if options else "Nothing of this kind is installed."
+
+
+class Stopped(SlimeError):
+    """A run was asked to end before its last step, and has: the same command goes on."""
+
+    code = EXIT_STOPPED
 
 
 class Death(SlimeError):

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime.errors import Stopped
+
 if TYPE_CHECKING:
     from slime.types import Decision, Group, RunStatus
 
@@ -231,9 +233,12 @@ class Events:
             for subscriber in tuple(self._subscribers):
                 subscriber(event)
 
-    def stop(self, why: Exception) -> None:
-        """Have the run stop after this step; of several reasons the first counts."""
-        self.problem = self.problem or why
+    def stop(self, why: Exception) -> bool:
+        """Have the run stop after this step; of several reasons the first counts. False: it was to stop already."""
+        if self.problem:
+            return False
+        self.problem = why
+        return True
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Publish a `Phase`."""
@@ -254,7 +259,8 @@ class Events:
         try:
             yield
         except BaseException as error:
-            self._end(Ended("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error))
+            asked = isinstance(error, (KeyboardInterrupt, Stopped))
+            self._end(Ended("interrupted" if asked else "failed", error))
             raise
         self._end(Ended("finished"))
 

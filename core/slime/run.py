@@ -7,6 +7,7 @@ from functools import partial
 
 from slime.algo.stages import Stage, made_by, with_columns
 from slime.compose.compose import Composed
+from slime.ending import in_order
 from slime.events import Complete
 from slime.objective import TrainsOn
 from slime.observe.alarm import alarm
@@ -25,7 +26,7 @@ def train(composed: Composed) -> None:
     """
     with ExitStack() as stack:
         run = open_run(composed, stack)
-        with run.learner.settling():
+        with in_order(run.events, run.cfg.run.stop_at), run.learner.settling():
             for stage in run.stages:
                 LOOPS[stage.objective.trains_on](run, stage)
         run.learner.export()

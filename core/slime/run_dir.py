@@ -28,7 +28,7 @@ from slime import earlier, files
 from slime.checkpoints import published
 from slime.config.keys import may_change
 from slime.config.schema import Resume, SlimeConfig
-from slime.errors import SlimeError
+from slime.errors import SlimeError, Stopped
 from slime.run_config import changes_of_resume, container, of_learning, read_config
 
 log = logging.getLogger(__name__)
@@ -293,16 +293,19 @@ def _move_away(path: Path) -> None:
 
 @contextmanager
 def with_resume_hint(run: RunDir, num_sft_steps: int) -> Iterator[None]:
-    """Note at a Ctrl-C what the same command would do next.
+    """Say at a Ctrl-C, and where the run was asked to stop, what the same command would do next.
 
     Args:
         num_sft_steps: supervised steps of the whole run.
     """
     try:
         yield
-    except KeyboardInterrupt as interrupt:
+    except (KeyboardInterrupt, Stopped) as end:
         newest = [step_of(checkpoint.step, num_sft_steps) for checkpoint in published(run.checkpoints)][-1:]
-        interrupt.add_note(f"the same command continues after {newest[0]}" if newest else "nothing was saved yet")
+        then = f"the same command continues after {newest[0]}" if newest else "nothing was saved yet"
+        if isinstance(end, Stopped):
+            raise Stopped(f"{end.what}: {then}", todo=end.todo) from None
+        end.add_note(then)
         raise
 
 

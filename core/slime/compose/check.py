@@ -29,6 +29,7 @@ from slime.config.keys import ANY_NAME, FOREIGN, own_keys, value_of
 from slime.config.megatron_fields import ACCEPTED
 from slime.config.paths import resolve
 from slime.config.schema import EvalConfig, Init, ModelConfig, RolloutConfig, SlimeConfig, TrainConfig
+from slime.ending import stop_problems
 from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.engines.software import backend_problems
 from slime.errors import SlimeError
@@ -117,7 +118,7 @@ def value_problems(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
     numbers = (problem for problem in _numbers(cfg) if not _follows(cfg, problem.where))
     named = {"run.name": cfg.run.name, "model.name": cfg.model.name, "cluster.name": cfg.cluster.name}
     names = [*name_problems(named), *address_problems(cfg.cluster), *gpu_problems(cfg.cluster)]
-    names += environment_problems(cfg.cluster, cfg.rollout.engines)
+    names += [*environment_problems(cfg.cluster, cfg.rollout.engines), *stop_problems(cfg.run.stop_at)]
     learns = (*objective_problems(cfg.algo, plugins), *estimator_problems(cfg.algo, plugins))
     return [*numbers, *_foreign(cfg), *names, *learns]
 

@@ -64,6 +64,9 @@ class RunConfig:
     """Seed of everything random: weights, shuffling, sampling."""
     num_steps: int = key(MISSING, STEPS, may_change=True, known_as="trainer.total_epochs max_steps num_rollout")
     """Reinforcement-learning steps (generate, reward, train, publish) of the whole run."""
+    stop_at: str | None = key(None, may_change=True, known_as="exit_duration_in_mins")
+    """Time from which no further step begins, nor one that would end after it: the run saves, and ends with exit code
+    75. Unix seconds; `3h50m` from the start of the command; or `2030-01-31T08:00`; empty: none."""
     resume: Resume = key(Resume.auto, may_change=True, known_as="trainer.resume_mode resume_from_checkpoint load")
     """auto: continue from the newest good checkpoint if there is one; never: refuse a directory that holds a run;
     must: refuse to start from nothing; restart: move what is there to a folder beside it, and start from nothing."""

@@ -22,9 +22,11 @@ one; of a finished run it says so. Ctrl-C stops it; the same command continues."
 
 def run(args: Namespace) -> None:
     from slime.compose.compose import examine, ready
+    from slime.ending import hold_back
     from slime.run_dir import RunDir
     from slime.weights.transports import written_folders
 
+    hold_back()
     composed = examine(args.keys)
     ready(composed)
     warn(composed)
