@@ -9,10 +9,12 @@ export OMP_NUM_THREADS ?= 1
 demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
 	.venv/bin/python -m slime +model=glm4-tiny +cluster=local
 
-test: .venv/dev            ## set up, run every test in three processes, list the longest, compare with tests/floors.py how much of core they ran, run once more what failed; `make test TEST_PROCESSES=2` in fewer, `make test TESTS=tests/data` some, without the floors
+MEASURED := --source $(CURDIR)/core/slime,$(CURDIR)/plugins --omit '$(CURDIR)/plugins/*/tests/*,$(CURDIR)/plugins/models/*/tools/*'
+
+test: .venv/dev            ## set up, run every test in three processes, list the longest, compare with tests/budgets.toml how much of each room they ran, run once more what failed; `make test TEST_PROCESSES=2` in fewer, `make test TESTS=tests/data` some, without the floors
 	$(COMPILE_OURS)
 	rm -f .lines.json .reports.jsonl
-	.venv/bin/python -m slipcover --source $(CURDIR)/core/slime --json --out .lines.json -m pytest --numprocesses $(TEST_PROCESSES) \
+	.venv/bin/python -m slipcover $(MEASURED) --json --out .lines.json -m pytest --numprocesses $(TEST_PROCESSES) \
 		--dist loadgroup --no-loadscope-reorder --durations 40 --report-log .reports.jsonl $(TESTS) || [ $$? = 1 ]  # 1: tests failed
 	$(if $(TESTS),,.venv/bin/python tests/floors.py .lines.json .reports.jsonl)
 	.venv/bin/python tests/second_round.py .reports.jsonl

@@ -36,7 +36,7 @@ from published import MODELS, fetch  # noqa: E402
 from slime.config.schema import DataConfig  # noqa: E402
 from slime.errors import SlimeError  # noqa: E402
 from slime_agents.conversations import chat_format  # noqa: E402
-from slime_agents.conversations.chat_format import ChatFormat  # noqa: E402
+from slime_agents.conversations.conversation import Conversations  # noqa: E402
 from slime_agents.endpoint.check_chat import KINDS, tried  # noqa: E402
 from tests.sampling.formats import FORMATS, Format  # noqa: E402
 from tests.sampling.talks import TOOLS, remembered, talk  # noqa: E402
@@ -136,7 +136,7 @@ def stops(tokenizer: Any, ends: tuple[str, ...]) -> None:
 
 def checked(tokenizer: Any, count: int = 20) -> list[str]:
     """What `slime check-chat` says of each kind, and the first token that the template would rewrite."""
-    chat, found, first = ChatFormat(tokenizer, DataConfig(path=""), 10**6), [], ""
+    chat, found, first = Conversations(tokenizer, DataConfig(path=""), 10**6), [], ""
     for roles in KINDS.values():
         try:
             fault, rewritten = tried(chat, tokenizer, roles, count)
@@ -163,7 +163,7 @@ def talked(tokenizer: Any, ends: tuple[str, ...], call: str, count: int, *, has_
     added = tokenizer.added_tokens_decoder.values()
     special = tuple(token.content for token in added if token.special)
     form = Format(tokenizer.chat_template, special, ends, call, has_tools)
-    chat = ChatFormat(tokenizer, DataConfig(path=""), 10**6)
+    chat = Conversations(tokenizer, DataConfig(path=""), 10**6)
     with known_texts():
         try:
             num_turns, _ = asyncio.run(talk(form, tokenizer, chat, count))
@@ -181,7 +181,7 @@ def rendered_alike(tokenizer: Any, renderer: str, end: str, count: int = 500) ->
         return "not installed"
     from pydantic import TypeAdapter
 
-    rng, chat = random.Random(7), ChatFormat(tokenizer, DataConfig(path=""), 10**6)
+    rng, chat = random.Random(7), Conversations(tokenizer, DataConfig(path=""), 10**6)
     config = TypeAdapter(RendererConfig).validate_python({"name": renderer, "thinking_retention": "all"})
     try:
         other = renderers.create_renderer(tokenizer, config)

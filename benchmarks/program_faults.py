@@ -33,7 +33,7 @@ def sampler(folder: Path, program: Any, args: argparse.Namespace) -> tuple[Any, 
     from slime.config.schema import DataConfig, ProgramConfig, RewardConfig, RolloutConfig, SamplingConfig
     from slime.engine_client.engine_set import EngineSet
     from slime.sampling.sampler import Sampler
-    from slime_agents.conversations.chat_format import ChatFormat
+    from slime_agents.conversations.conversation import Conversations
     from tests.engine_client.scripted_engine import Scorer
     from tests.sampling.formats import FORMATS, tokenizer_of
     from tests.sampling.talks import RandomModel
@@ -50,7 +50,7 @@ def sampler(folder: Path, program: Any, args: argparse.Namespace) -> tuple[Any, 
     form = FORMATS["qwen3"]
     tokenizer = tokenizer_of(form, str(folder))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2]}))
-    chat = ChatFormat(tokenizer, DataConfig(path=""), 500)
+    chat = Conversations(tokenizer, DataConfig(path=""), 500)
     own, sampling = ProgramConfig(timeout_s=args.timeout_s), SamplingConfig(max_response_tokens=400)
     cfg = RolloutConfig(program=own, sampling=sampling, max_requests_per_engine=args.workers)
     engines, reward = EngineSet([Slow(form, tokenizer, random.Random(1))]), RewardConfig("-", max_failed_share=0.1)

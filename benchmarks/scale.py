@@ -73,7 +73,7 @@ class Setting:
         from slime.engine_client.engine_set import EngineSet
         from slime.net import Endpoint, Secret
         from slime.sampling.sampler import Sampler
-        from slime_agents.conversations.chat_format import ChatFormat
+        from slime_agents.conversations.conversation import Conversations
         from slime_sglang.engine.driver.client import SGLangClient
         from tests.sampling.formats import FORMATS, tokenizer_of
 
@@ -88,7 +88,7 @@ class Setting:
         self.sampling = SamplingConfig(max_response_tokens=limit)
         cfg = RolloutConfig(max_requests_per_engine=args.attempts, sampling=self.sampling)
         self.client = SGLangClient(Endpoint(start(ids), Secret("any")))
-        self.chat = ChatFormat(tokenizer, DataConfig(path=""), 10_000)
+        self.chat = Conversations(tokenizer, DataConfig(path=""), 10_000)
         engines = EngineSet([self.client])
         self.sampler = Sampler(
             cfg, RewardConfig(name="-"), 5, engines, tokenizer, self.program, Scorer(), chat=self.chat

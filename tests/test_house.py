@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.floors import room_of
+
 ROOT = Path(__file__).parents[1]
 MAX_LINES = 350
-FAMILIES = re.compile(r"glm|deepseek|qwen|mimo", re.IGNORECASE)
+MODELS = [folder.name for folder in (ROOT / "plugins/models").iterdir() if folder.is_dir()]
+FAMILIES = re.compile("|".join(re.split(r"[-\d]", name)[0] for name in MODELS), re.IGNORECASE)
 CITATION = re.compile(r"arXiv \d{4}\.\d{5}|\(DeepSeek-AI \d{4}\)|from sglang\.srt\.models\.deepseek_common\.")
 """A paper may be cited by its title or authors: that is the source of a formula and no dependence on a family. SGLang
 keeps the latent attention of all families under the name of the first."""
@@ -89,20 +92,6 @@ def product() -> list[Path]:
     return [
         file for file in tracked("core/slime/**.py", "plugins/**.py") if not apart.search(str(file.relative_to(ROOT)))
     ]
-
-
-def room_of(file: Path) -> str:
-    """`core/slime/<room>`, `plugins/<distribution>/<room>`, a library's or a family's own folder, or its parent."""
-    match file.relative_to(ROOT).parts:
-        case ("core", "slime", room, _, *_):
-            return f"core/slime/{room}"
-        case ("plugins", ("models" | "libraries" | "cpu") as kind, name, *_):
-            return f"plugins/{kind}/{name}"
-        case ("plugins", name, _, room, _, *_):
-            return f"plugins/{name}/{room}"
-        case (first, second, *_):
-            return f"{first}/{second}"
-    raise AssertionError(file)
 
 
 def test_rooms_keep_to_their_budgets() -> None:

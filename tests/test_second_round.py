@@ -97,11 +97,19 @@ def test_dying(number):
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What the recipe needs of this one, with neither core nor tests."""
-    for name in ("Makefile", "pyproject.toml", "conftest.py", "tests/floors.py", "tests/second_round.py"):
+    for name in (
+        "Makefile",
+        "pyproject.toml",
+        "conftest.py",
+        "tests/budgets.toml",
+        "tests/floors.py",
+        "tests/second_round.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    (tmp_path / "core/slime").mkdir(parents=True)
+    for folder in ("core/slime", "plugins"):
+        (tmp_path / folder).mkdir(parents=True)
     return tmp_path
 
 
@@ -194,7 +202,10 @@ def test_what_is_no_flake_is_not_run_again(checkout: Path, tests: str, num_files
 
 @pytest.mark.parametrize(
     ("unused", "compared"),
-    [(0, r"^\. +100\.0 % +floor "), (9, r"^\.: \d+\.\d % of its lines are run by tests, under its floor ")],
+    [
+        (0, r"^core/slime +100\.0 % +floor "),
+        (9, r"^core/slime: \d+\.\d % of its lines are run by tests, under its floor "),
+    ],
     ids=["kept", "missed"],
 )
 def test_floors_are_compared_where_tests_failed_too(checkout: Path, unused: int, compared: str) -> None:

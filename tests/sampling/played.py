@@ -12,7 +12,7 @@ from slime.engine_client.engine_set import EngineSet
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample
-from slime_agents.conversations.chat_format import ChatFormat
+from slime_agents.conversations.conversation import Conversations
 from tests.sampling.formats import FORMATS, tokenizer_of
 
 MESSAGES = ({"role": "user", "content": "27*58="},)
@@ -41,7 +41,7 @@ class Played:
         self.tokenizer = tokenizer_of(self.form, str(folder))
         ids = self.tokenizer.convert_tokens_to_ids(list(self.form.ends))
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-        self.chat = ChatFormat(self.tokenizer, DataConfig(path=""), 1000)
+        self.chat = Conversations(self.tokenizer, DataConfig(path=""), 1000)
 
     def __call__(self, program, *answers: str, label="1566") -> Sample:
         prompt = Prompt("0/0", MESSAGES, tuple(self.chat.first(MESSAGES, ())), label)

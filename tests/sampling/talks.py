@@ -13,7 +13,7 @@ from slime.engine_client.engine_set import EngineSet
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample, Status
-from slime_agents.conversations.chat_format import ChatFormat
+from slime_agents.conversations.conversation import Conversations
 
 from .formats import Format
 
@@ -84,7 +84,7 @@ class RandomProgram:
 class Stage:
     """Where attempts are made, one after another."""
 
-    def __init__(self, form: Format, tokenizer, chat: ChatFormat, rng: random.Random) -> None:
+    def __init__(self, form: Format, tokenizer, chat: Conversations, rng: random.Random) -> None:
         self._chat, self._engine = chat, RandomModel(form, tokenizer, rng)
         self._generator = Generator(EngineSet([self._engine]), SamplingConfig(max_response_tokens=LIMIT), tokenizer)
 
@@ -117,7 +117,7 @@ def remembered(render, encode):
     return rendered, encoded
 
 
-async def talk(form: Format, tokenizer, chat: ChatFormat, count: int) -> tuple[int, int]:
+async def talk(form: Format, tokenizer, chat: Conversations, count: int) -> tuple[int, int]:
     """How many turns `count` conversations had, and how many of their control tokens have a loss.
 
     Raises:

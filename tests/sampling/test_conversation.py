@@ -16,7 +16,7 @@ from slime.errors import SlimeError
 from slime.time_limit import often
 from slime.types import Sample, Status, Turn
 from slime_agents.conversations import chat_format
-from slime_agents.conversations.chat_format import ChatFormat
+from slime_agents.conversations.conversation import Conversations
 
 from .formats import FORMATS, tokenizer_of
 from .talks import LIMIT, PROMPT_LIMIT, TOOLS, Stage, form_token, remembered, talk
@@ -33,7 +33,7 @@ def parts(request, tmp_path):
     tokenizer = tokenizer_of(form, str(tmp_path))
     ids = [form_token(tokenizer, word) for word in form.ends]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-    return form, tokenizer, ChatFormat(tokenizer, DataConfig(path=""), PROMPT_LIMIT)
+    return form, tokenizer, Conversations(tokenizer, DataConfig(path=""), PROMPT_LIMIT)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -80,7 +80,7 @@ def test_a_conversation_has_the_tokens_of_the_whole_rendered_at_once(name, parts
 @pytest.mark.parametrize("name", ["qwen3", "glm-4.5", "glm-4.7, glm-5", "deepseek-v3", "deepseek-v3.2", "llama-3"])
 def test_parallel_results_are_one_block_and_a_template_may_want_arguments_either_way(name, tmp_path):
     form = FORMATS[name]
-    chat = ChatFormat(tokenizer_of(form, str(tmp_path)), DataConfig(path=""), PROMPT_LIMIT)
+    chat = Conversations(tokenizer_of(form, str(tmp_path)), DataConfig(path=""), PROMPT_LIMIT)
     results = [{"role": "tool", "content": f"result {number}"} for number in range(2)]
     tokenizer = tokenizer_of(form, str(tmp_path))
     text = tokenizer.decode(chat.behind([], results, TOOLS))
@@ -110,7 +110,9 @@ def test_a_control_token_in_a_tool_s_output_does_not_act(parts):
 def test_what_a_template_refuses_is_remembered_for_messages_of_that_kind(tmp_path, monkeypatch):
     """The output of one tool has a place in this template; that of others is written under another role."""
     named = "{% for m in messages if m.role != 'tool' or m.name == 'add' %}[{{ m.role }}] {{ m.content }}{% endfor %}"
-    chat = ChatFormat(tokenizer_of(FORMATS["glm-4"]._replace(template=named), str(tmp_path)), DataConfig(path=""), 99)
+    chat = Conversations(
+        tokenizer_of(FORMATS["glm-4"]._replace(template=named), str(tmp_path)), DataConfig(path=""), 99
+    )
     roles, rendered = [], chat._chat._check_roles
     monkeypatch.setattr(chat._chat, "_check_roles", lambda *a: roles.append([m["role"] for m in a[0]]) or rendered(*a))
 
@@ -127,13 +129,13 @@ def test_what_a_template_refuses_is_remembered_for_messages_of_that_kind(tmp_pat
 
 def test_a_template_that_rewrites_what_was_said_is_refused_and_the_token_is_named(tmp_path):
     form = FORMATS["qwen3"]._replace(template="{{ messages | length }}" + FORMATS["qwen3"].template)
-    chat = ChatFormat(tokenizer_of(form, str(tmp_path)), DataConfig(path=""), PROMPT_LIMIT)
+    chat = Conversations(tokenizer_of(form, str(tmp_path)), DataConfig(path=""), PROMPT_LIMIT)
     with pytest.raises(SlimeError, match=r"writes token 0 as '3', and not '2', once the role 'tool' follows"):
         chat.behind([], [{"role": "tool", "content": "12"}], ())
     deaf = form._replace(
         template="{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}"
     )
-    chat = ChatFormat(tokenizer_of(deaf, str(tmp_path)), DataConfig(path=""), PROMPT_LIMIT)
+    chat = Conversations(tokenizer_of(deaf, str(tmp_path)), DataConfig(path=""), PROMPT_LIMIT)
     with pytest.raises(SlimeError, match="leaves out message 3, of the role 'tool'"):
         chat.behind([], [{"role": "tool", "content": "12"}], ())
 
@@ -143,7 +145,7 @@ def test_the_end_token_of_a_conversation_that_nobody_goes_on_with_is_left_out(tm
     text = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|eot_id|>{% endfor %}"
     text += "{% if add_generation_prompt %}[assistant]{% else %}{{ eos_token }}{% endif %}"
     tokenizer = tokenizer_of(FORMATS["llama-3"]._replace(template=text), str(tmp_path))
-    chat = ChatFormat(tokenizer, DataConfig(path=""), PROMPT_LIMIT)
+    chat = Conversations(tokenizer, DataConfig(path=""), PROMPT_LIMIT)
     assert tokenizer.decode(chat.first([{"role": "user", "content": "a"}], ())) == "[user]a<|eot_id|>[assistant]"
     added = tokenizer.decode(chat.behind([], [{"role": "user", "content": "c"}], ()))
     assert added == "<|eot_id|>[user]c<|eot_id|>[assistant]"
@@ -161,7 +163,7 @@ def test_the_text_with_special_tokens_is_that_of_all_but_the_end(parts, tmp_path
     form, tokenizer, _ = parts
     ends = [*(form_token(tokenizer, word) for word in form.ends), form_token(tokenizer, "</tool_call>")]  # one is plain
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
-    chat, rng = ChatFormat(tokenizer, DataConfig(path=""), PROMPT_LIMIT), random.Random(1)
+    chat, rng = Conversations(tokenizer, DataConfig(path=""), PROMPT_LIMIT), random.Random(1)
     ends.append(tokenizer.eos_token_id)
     plain = [number for number in tokenizer.get_vocab().values() if number not in tokenizer.all_special_ids]
     assert chat.full_text([], "") == ""
@@ -211,7 +213,7 @@ def test_a_long_text_is_encoded_beside_the_event_loop(parts, monkeypatch):
     """By the same tokens, and others are encoded meanwhile; of what is far too long only the begin is."""
     _, tokenizer, _ = parts
     limits = {"room": 10**7, "none": 1000}
-    chats = {name: ChatFormat(tokenizer, DataConfig(path=""), limit) for name, limit in limits.items()}
+    chats = {name: Conversations(tokenizer, DataConfig(path=""), limit) for name, limit in limits.items()}
     asked = [{"role": "user", "content": "hello to you, " * 60_000}]
     num_ticks = 0
 

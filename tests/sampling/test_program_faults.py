@@ -21,7 +21,7 @@ from slime.sampling.buffer import FifoBuffer
 from slime.sampling.loop import Rollout
 from slime.sampling.sampler import Sampler
 from slime.types import Prompt, Status, Verdict, VerdictKind
-from slime_agents.conversations.chat_format import ChatFormat
+from slime_agents.conversations.conversation import Conversations
 from tests.engine_client.scripted_engine import Scorer
 
 from .formats import FORMATS, tokenizer_of
@@ -69,7 +69,7 @@ def collect(tmp_path, monkeypatch):
     form = FORMATS["qwen3"]
     tokenizer = tokenizer_of(form, str(tmp_path))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2]}))
-    chat = ChatFormat(tokenizer, DataConfig(path=""), 500)
+    chat = Conversations(tokenizer, DataConfig(path=""), 500)
 
     def run(program, *, timeout_s=60.0, buffer=None, **changes):
         buffer = FifoBuffer() if buffer is None else buffer

@@ -18,7 +18,7 @@ from slime.engine_client.engine_set import EngineSet
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample, Status
-from slime_agents.conversations.chat_format import ChatFormat
+from slime_agents.conversations.conversation import Conversations
 
 MESSAGES = ({"role": "user", "content": "1+2="},)
 
@@ -39,7 +39,7 @@ class Engine:
 
 
 def attempt(program: Any, tokenizer: Any, vocab_size: int = 128) -> tuple[Sample, list[list[int]]]:
-    chat, engine = ChatFormat(tokenizer, DataConfig(path=""), 100), Engine()
+    chat, engine = Conversations(tokenizer, DataConfig(path=""), 100), Engine()
     generator = Generator(EngineSet([engine]), SamplingConfig(max_response_tokens=50), tokenizer, vocab_size=vocab_size)
     sample = Sample(Prompt("0/0", MESSAGES, tuple(chat.first(MESSAGES, ())), "3"), 0)
     assert asyncio.run(Attempts(program, generator, 5, 1, chat=chat).run(sample))

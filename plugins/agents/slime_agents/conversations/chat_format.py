@@ -19,9 +19,7 @@ from slime.conversation import RefusedError, TooLongError
 from slime.data.chat import Chat
 from slime.data.tokenize import BATCH, Tokenizer, decode, encode, end_tokens, render
 from slime.errors import SlimeError
-from slime.sampling.conversation import Model
 from slime.types import Message
-from slime_agents.conversations.conversation import Conversation
 from slime_agents.conversations.spelled import RESULT_ROLES, is_in, left_out, spellings
 
 SAID = "probe."
@@ -33,7 +31,7 @@ _MOST_KEPT = 256
 
 
 class ChatFormat:
-    """A tokenizer's chat template, for conversations of several turns: a `slime.conversation.Chat`.
+    """A tokenizer's chat template, for conversations of several turns.
 
     Args:
         data: keywords of the template.
@@ -45,9 +43,6 @@ class ChatFormat:
         self._end_tokens = end_tokens(tokenizer)
         self._bases: dict[str, str | SlimeError] = {}
         self._refused: dict[str, SlimeError] = {}
-
-    def conversation(self, model: Model, messages: Sequence[Message] | None, tools: Sequence[Any]) -> Conversation:
-        return Conversation(model, self, messages, tools)
 
     def first(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
         """Token ids of a conversation that the model is to answer.

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 from slime.sampling.conversation import Answer, Model
 from slime.segments import Segment
 from slime.types import Message, Status, Turn
+from slime_agents.conversations.chat_format import ChatFormat
 from slime_agents.conversations.spelled import whole
 
 if TYPE_CHECKING:
     from slime.conversation import Stop
-    from slime_agents.conversations.chat_format import ChatFormat
+
+
+class Conversations(ChatFormat):
+    """A chat template that begins conversations: a `slime.conversation.Chat`."""
+
+    def conversation(self, model: Model, messages: Sequence[Message] | None, tools: Sequence[Any]) -> Conversation:
+        return Conversation(model, self, messages, tools)
 
 
 class Conversation:

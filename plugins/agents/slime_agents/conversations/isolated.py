@@ -19,7 +19,7 @@ from slime.sampling.conversation import Model
 from slime.sampling.suspended import Suspended
 from slime.types import Task, Verdict
 from slime.workers import WorkerPool, pool_of
-from slime_agents.conversations.chat_format import ChatFormat
+from slime_agents.conversations.conversation import Conversations
 
 _OF_MODEL = ("respond", "conversation", "rendered", "note")
 _OF_CONVERSATION = ("turn", "count", "branch", "take_back")
@@ -102,5 +102,5 @@ def _ended(answer: Any) -> tuple[str, Verdict | None]:
 class Kit:
     """A `slime.sampling.programs.ProgramKit`."""
 
-    chat = ChatFormat
+    chat = Conversations
     isolated = staticmethod(isolated)

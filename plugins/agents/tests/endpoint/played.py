@@ -15,7 +15,7 @@ from slime.engine_client.engine_set import EngineSet
 from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample
-from slime_agents.conversations.chat_format import ChatFormat
+from slime_agents.conversations.conversation import Conversations
 from slime_agents.endpoint.options import EndpointOptions
 from slime_agents.endpoint.program import Endpoint, EndpointProgram
 from tests.sampling.formats import FORMATS, tokenizer_of
@@ -76,7 +76,7 @@ class Stage:
         self.tokenizer = tokenizer_of(self.form, str(folder))
         ids = self.tokenizer.convert_tokens_to_ids(list(self.form.ends))
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-        self.chat = ChatFormat(self.tokenizer, DataConfig(path=""), PROMPT_LIMIT)
+        self.chat = Conversations(self.tokenizer, DataConfig(path=""), PROMPT_LIMIT)
         self.engine = Says(self.tokenizer, say, **engine)
 
     async def make(self, program: EndpointProgram, timeout_s: float = 240.0, **metadata: Any) -> Sample:

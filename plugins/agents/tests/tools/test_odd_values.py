@@ -64,7 +64,7 @@ SAYS = {
     "hostile": "error: the tool's process was killed by SIGINT",
     "none": "null",
     "empty": "(nothing)",
-    "long": "error: what it says has 3000109 bytes",
+    "long": "error: what it says has 30001",
     "control": "<",
     "zero": "a\0b",
     "generator": '"<generator',

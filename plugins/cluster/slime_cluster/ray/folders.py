@@ -1,4 +1,4 @@
-"""Ray's folder for logs and sockets, a run's own, and what is left of a run's folders when it has ended."""
+"""A run's own folder for Ray's logs and sockets, and the removal of a run's folders."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from slime.engines.scratch import clear, scratch_prefix
 
 PREFIX = "slime-ray-"
-"""How the names of these folders begin."""
 _SOCKET = f"/{PREFIX}12345678-12345678/ray/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store.1"
 LONGEST_PLACE = 107 - len(_SOCKET)
-"""Characters that are left to a folder for temporary files: Linux takes no longer path of a socket."""
+"""Characters for the folder of temporary files: Linux limits the path of a socket."""
 
 
 def ray_folder(mark: str) -> Path:
@@ -26,7 +25,7 @@ def _place() -> Path:
 
 
 def clear_all(mark: str) -> None:
-    """Remove what engines of the run whose mark this is have left, and its Ray."""
+    """Remove what engines and Ray of the run with this mark have left."""
     for place in {Path(tempfile.gettempdir()), Path("/dev/shm"), _place()}:
         for prefix in (scratch_prefix(mark), f"{PREFIX}{mark}-"):
             for left in place.glob(f"{prefix}*"):

@@ -19,12 +19,7 @@ QUERY = ("index", "uuid", "memory.total", "memory.used", "name")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device as nvidia-smi shows it; bytes.
-
-    Attributes:
-        name: its number.
-        kind: the driver's name of it.
-    """
+    """One device as nvidia-smi shows it: `name` is its number, `kind` the driver's name of it; sizes are bytes."""
 
     name: str
     uuid: str
@@ -48,16 +43,11 @@ def read_gpus() -> list[Gpu]:
 
 
 def require_gpus(cluster: ClusterConfig) -> None:
-    """Stop a run on GPUs, before Ray starts here, on a host that has none.
-
-    Raises:
-        SlimeError: none is to be seen.
-    """
+    """Raise SlimeError where a run on GPUs is to start Ray here, and this host has none."""
     if cluster.on_gpus and cluster.ray_address is None and not read_gpus():
+        what = f"no GPU is to be seen on this host ({socket.gethostname()})"
         todo = "Start it on a host with GPUs (see 'nvidia-smi' and CUDA_VISIBLE_DEVICES), or use +cluster=local."
-        raise SlimeError(
-            f"no GPU is to be seen on this host ({socket.gethostname()})", where="cluster.device", todo=todo
-        )
+        raise SlimeError(what, where="cluster.device", todo=todo)
 
 
 def parse_gpus(table: str) -> list[Gpu]:

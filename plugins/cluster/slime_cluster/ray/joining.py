@@ -1,4 +1,4 @@
-"""The hosts of a run: those that a launcher brought up, and Ray's processes on this one."""
+"""The hosts of a run that a launcher brought up, and Ray's processes on this one."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ class Hosts:
         return self._here.end_of(name)
 
     def wait_joined(self, timeout_s: float) -> None:
-        """Wait until Ray knows every host.
-
-        Raises:
-            SlimeError: hosts that failed, or were not there in time; each is named.
-        """
+        """Wait until Ray knows every host; raises SlimeError naming those that failed, or were not there in time."""
         deadline = time.monotonic() + timeout_s
         while missing := self._missing():
             ended = [process for process in missing if process.end()]
             if ended:
                 deadline = min(deadline, time.monotonic() + OTHERS_S)
             if len(ended) == len(missing) or time.monotonic() > deadline:
-                raise _did_not_join(missing)
+                facts = {process.name: process.end() or "did not join in time" for process in missing}
+                what = "; ".join(f"{name}: {fact}" for name, fact in facts.items())
+                todo = " ".join(dict.fromkeys(process.todo() for process in missing))
+                raise SlimeError(what, where="cluster.hostfile", todo=todo)
             time.sleep(POLL_S)
 
     def _missing(self) -> list[RemoteProcess]:
@@ -52,9 +51,3 @@ class Hosts:
 
         joined = {node["Labels"].get(HOST_LABEL) for node in ray.nodes() if node["Alive"]}
         return [process for process in self._processes if str(process.number) not in joined or process.end()]
-
-
-def _did_not_join(missing: Sequence[RemoteProcess]) -> SlimeError:
-    facts = {process.name: process.end() or "did not join in time" for process in missing}
-    todo = " ".join(dict.fromkeys(process.todo() for process in missing))
-    return SlimeError("; ".join(f"{name}: {fact}" for name, fact in facts.items()), where="cluster.hostfile", todo=todo)

@@ -29,30 +29,25 @@ from slime_cluster.ray.signals import signals_postponed
 
 POLL_S = 0.1
 HELD_S, ENDING_S, SHUTDOWN_S = 5.0, 60.0, 1.0
-"""Seconds that a driver gets in which one of Ray's processes has died: to notice that, for Ray may hold it in a call of
-its own; then to end what it does, in order; and for Ray to shut down, which waits for a GCS that is gone."""
+"""Seconds for a driver after one of Ray's processes has died: to notice, for Ray may hold it in a call; to end in
+order; and for Ray to shut down, which waits for a GCS that is gone."""
 PROCESSES = ("gcs_server", "raylet")
 LOG_BYTES, LOG_CHARACTERS = 1 << 16, 300
 SLOW = "Raise cluster.start_timeout_s if the machine is only slow."
 
 
 def start_environment(limit_s: float) -> dict[str, str]:
-    """What gives Ray's processes `limit_s` seconds to find each other, instead of 5 to 30, and has them start a worker
-    only when an actor comes: those that wait, one a CPU, no actor of a run takes."""
+    """Variables that give Ray's processes `limit_s` seconds to find each other, instead of 5 to 30, and have them start
+    workers only for actors: no actor of a run takes one of those that wait."""
     names = ("raylet_start_wait_time_s", "gcs_rpc_server_connect_timeout_s")
     return {f"RAY_{name}": str(math.ceil(limit_s)) for name in names} | {"RAY_enable_worker_prestart": "false"}
 
 
 @contextlib.contextmanager
 def started_our_way(limit_s: float, own: OwnRay | None = None) -> Iterator[None]:
-    """Ray that is started in the block has no dashboard, autoscaler or log monitor, and `limit_s` seconds to start.
-
-    A run uses none of them. Each is a Python process, and `ray.init` waits for the dashboard's even where it is told to
-    do without: half of Ray's start. It has no other way to say so, nor to wait longer than 30 seconds.
-
-    Args:
-        own: told of what is started.
-    """
+    """Ray that is started in the block has no dashboard, autoscaler or log monitor, and `limit_s` seconds to start;
+    `own` is told of it. A run uses none of the three Python processes, and `ray.init` waits for the dashboard's even
+    where it is told to do without: half of Ray's start. It has no way to say so, nor to wait longer than 30 seconds."""
     from ray._private import node, services, worker
 
     class Node(node.Node):  # type: ignore[misc]
@@ -89,14 +84,15 @@ def started_our_way(limit_s: float, own: OwnRay | None = None) -> Iterator[None]
 
     with (
         _replaced(node, "Node", Node),
-        _replaced(worker, "listen_error_messages", _listen_to_nobody),
+        # It prints 24 lines of a raylet that has died: a line of ours tells that.
+        _replaced(worker, "listen_error_messages", lambda *_: None),
         _replaced(services, "ConsolePopen", apart),
     ):
         yield
 
 
 def _wait(node: Any, name: str, ask: Callable[[], Any], limit_s: float) -> Any:
-    """What `ask` returns as soon as it raises no RuntimeError, because Ray's process `name` is up."""
+    """The result of `ask` once it raises no RuntimeError, because Ray's process `name` is up."""
     deadline = time.monotonic() + limit_s
     while True:
         try:
@@ -112,22 +108,14 @@ def _wait(node: Any, name: str, ask: Callable[[], Any], limit_s: float) -> Any:
 
 
 _WORKERS = re.compile("(?<=^--num_prestart_python_workers)=.*")
-"""Of the raylet's command: workers that it starts for the first driver, which waits for them, one a CPU. `ray.init`
-cannot be told another number, and actors of a run take none of these: each has an environment of its own."""
-
-
-def _listen_to_nobody(*_: object) -> None:
-    """Instead of printing 24 lines of a raylet that has died: a line of ours tells that."""
+"""The raylet's number of workers for the first driver, one a CPU, which `ray.init` waits for and cannot be told. Actors
+of a run take none of these: each has an environment of its own."""
 
 
 @contextlib.contextmanager
 def signals_kept(own: OwnRay, limit_s: float) -> Iterator[None]:
-    """`ray.init` in the block leaves SIGTERM to the handler that is there. Ray's own prints a stack of C++.
-
-    Args:
-        own: told of the connection, which Ray itself waits for without a limit.
-        limit_s: that it may take.
-    """
+    """`ray.init` in the block leaves SIGTERM to the handler that is there, as Ray's own prints a stack of C++, and
+    `own` bounds its connection by `limit_s`, which Ray waits for without a limit."""
     from ray._private import utils, worker
 
     connect = worker.connect
@@ -143,8 +131,8 @@ def signals_kept(own: OwnRay, limit_s: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _errors_unless(came: Sequence[int]) -> Iterator[None]:
-    """What the process writes to standard error in the block appears behind it, unless signals came: of these Ray's C++
-    has a handler in the meantime, which prints a stack and then calls the one before it."""
+    """Standard error of the block appears behind it, unless signals came: for these Ray's C++ has a handler meanwhile,
+    which prints a stack and then calls the one before it."""
     with tempfile.TemporaryFile() as written, open(os.dup(2), "wb") as errors:
         os.dup2(written.fileno(), 2)
         try:
@@ -167,7 +155,7 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _end_of(node: Any, name: str) -> str:
-    """How the process `name` of Ray ended that this one has started; empty while it lives, or if another started it."""
+    """The end of Ray's process `name`; empty while it lives, or if another process started it."""
     for info in getattr(node, "all_processes", {}).get(name, ()):
         if (code := info.process.poll()) is not None:
             return f"(pid {info.process.pid}) {how_ended(code)}"
@@ -175,11 +163,11 @@ def _end_of(node: Any, name: str) -> str:
 
 
 _NO_MESSAGE = re.compile(r"\[state-dump\]|\b0x[0-9a-f]{4,}|StackTrace")
-"""In lines of Ray's logs that tell a reader nothing: addresses of a stack of C++."""
 
 
 def last_words(logs: Path, name: str) -> str:
-    """The last message in the log of Ray's process `name`, as a part of a sentence; empty if there is none."""
+    """The last message in the log of Ray's process `name`, stacks of C++ left out, as a part of a sentence; or
+    empty."""
     for path in (logs / f"{name}.{kind}" for kind in ("err", "out")):
         lines = path.read_bytes()[-LOG_BYTES:].decode(errors="replace").splitlines() if path.is_file() else []
         if said := [line.strip() for line in lines if line.strip() and not _NO_MESSAGE.search(line)]:
@@ -188,19 +176,18 @@ def last_words(logs: Path, name: str) -> str:
 
 
 def _death(node: Any) -> Death | None:
-    """Of one of Ray's processes on this host, if one has died."""
+    """The death of one of Ray's processes on this host, if one has died."""
     for name in PROCESSES:
         if end := _end_of(node, name):
-            words = (
-                "" if "SIGKILL" in end else last_words(Path(node.get_logs_dir_path()), name)
-            )  # who is killed so has no time for any
+            # Who is killed so has no time for words.
+            words = "" if "SIGKILL" in end else last_words(Path(node.get_logs_dir_path()), name)
             where = f"Ray's {name} on {socket.gethostname()}"
             return Death(f"{end}{words}", where=where, todo="Start the same command again to resume.")
     return None
 
 
 class OwnRay:
-    """The processes of Ray that this one starts. Whoever of them dies is told, though Ray may end this process first.
+    """The processes of Ray that this one starts. A death among them is told, though Ray may end this process first.
 
     Args:
         note: keeps the words that are to be said if this process vanishes.
@@ -217,15 +204,15 @@ class OwnRay:
         self._watching = threading.Thread(target=self._watch, daemon=True)
 
     def end_of(self, name: str) -> str:
-        """As `slime.cluster.ray_starter.RayHosts.end_of`, for a run that ends because of it."""
+        """See `slime.cluster.ray_starter.RayHosts.end_of`; the run ends because of it."""
         if end := _end_of(self.node, name):
             self._noticed.set()
         return end
 
     @contextlib.contextmanager
     def naming_deaths(self) -> Iterator[None]:
-        """Replace an error by a death that has caused it. Where Ray ends this process or holds it, the death is told
-        all the same: Ray exits, without a word, where it finds the object store gone."""
+        """Replace an error by the death that has caused it. The death is told also where Ray holds this process, or
+        ends it without a word, as where it finds the object store gone."""
         self._watching.start()
         try:
             yield
@@ -244,10 +231,8 @@ class OwnRay:
 
     @contextlib.contextmanager
     def connecting(self, limit_s: float) -> Iterator[None]:
-        """This process ends, and that is told, where the block takes longer than `limit_s`, or where Ray ends it there.
-
-        Ray waits in C++ and lets no other thread run, so the interpreter's own watchdog ends it.
-        """
+        """End this process, and tell that, where the block takes longer than `limit_s`, or where Ray ends it there. Ray
+        waits in C++ and lets no other thread run, so the interpreter's own watchdog does it."""
         where = f"Ray's raylet on {socket.gethostname()}"
         self._note(f"slime: {SlimeError('it is up but does not answer this process', where=where, todo=SLOW)}")
         with open(os.devnull, "wb") as nowhere:

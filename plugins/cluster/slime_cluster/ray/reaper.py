@@ -1,9 +1,9 @@
-"""Takes care that nothing outlives the driver on this host, however the driver ends.
+"""The reaper: nothing outlives the driver on this host, however the driver ends.
 
-Most processes notice by themselves; after a `kill -9` Ray's agents, for one, keep talking to a dead server for minutes.
-So a small process remembers whom the driver has started, waits for the driver's end, then kills who is left and removes
-what engines would have removed. It knows them as the driver's descendants and by a variable in their environment: who
-was started in the last moment, by one that has ended since, is nobody's descendant any more.
+Most processes notice by themselves, but after a `kill -9` Ray's agents keep talking to a dead server for minutes. So a
+small process remembers the driver's processes, waits for its end, then kills those that are left and removes what
+engines would have removed. It knows them as the driver's descendants and by a variable in their environment: a process
+that was started in the last moment, by one that has ended since, is nobody's descendant any more.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from slime_cluster.ray.folders import PREFIX, clear_all
 from slime_cluster.ray.signals import signals_postponed
 
 LOOK_S = 1.0
-"""How often the driver's descendants are looked up; the orphans among them can no longer be told once it is gone."""
+"""Seconds between looks at the driver's descendants: their orphans can no longer be told once it is gone."""
 GRACE_S = 3.0
-"""Seconds they get to end by themselves."""
+"""Seconds in which they may end by themselves."""
 POLL_S = 0.05
 _MARK = "SLIME_RUN_MARK"
 """Environment variable that what is started in the block inherits."""
 UNKNOWN = "?"
-"""Noted where the cause of an end would not be known: the reaper's own words."""
+"""Note where the cause of an end would not be known: then the reaper says so."""
 _END = b"\0"
-"""What the driver says at the end of the block; the kernel, which closes its end when it dies, says nothing."""
+"""The driver's word at the end of the block; where it dies, the kernel closes its end without one."""
 
 
 class Reaper:
@@ -41,8 +41,7 @@ class Reaper:
         self._process = process
 
     def note(self, words: str) -> None:
-        """What it prints if this process vanishes: in place of `UNKNOWN`, which is so from the start, its own words;
-        in place of nothing, nothing."""
+        """Have it print `words` if this process vanishes: for `UNKNOWN`, as at first, its own; for none, nothing."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(f"{words}\n".encode())
@@ -51,11 +50,8 @@ class Reaper:
 
 @contextlib.contextmanager
 def reaped(mark: str) -> Iterator[Reaper]:
-    """Have all that this process starts in the block gone soon after the block or the process ends.
-
-    Args:
-        mark: of the run; in the names of its engines' scratch folders and shared memory, too.
-    """
+    """Have all that this process starts in the block gone soon after the block or the process ends. `mark` is the
+    run's, in the names of its engines' scratch folders and shared memory, too."""
     before = [str(child.pid) for child in _descendants(os.getpid())]
     command = [sys.executable, "-m", "slime_cluster.ray.reaper", mark, str(os.getpid()), *before]
     with contextlib.ExitStack() as stack:
@@ -71,9 +67,8 @@ def main(mark: str, driver: int, *before: int) -> None:
     """Watch until standard input ends, then kill what is left of the family, and remove what it has left.
 
     Args:
-        mark: as for `reaped`.
         driver: process id.
-        before: of those that the driver had started before the block. They are its own business, unless it is gone.
+        before: ids of those that it had started before the block. They are its own business, unless it is gone.
     """
     family: set[psutil.Process] = set()
     told = b""
@@ -98,11 +93,11 @@ def main(mark: str, driver: int, *before: int) -> None:
 
 
 def _tell(driver: int, notes: str) -> None:
-    """Its last words for a driver that had no time for any."""
-    gone = f"slime: the run's process (pid {driver}) ended without a word: it was killed, or Ray ended it"
+    """Print the last words of a driver that had no time for any."""
     words = notes.splitlines()[-1] if notes else UNKNOWN
     if words == UNKNOWN:
-        words = f"{gone}. Start the same command again to resume."
+        gone = f"the run's process (pid {driver}) ended without a word: it was killed, or Ray ended it"
+        words = f"slime: {gone}. Start the same command again to resume."
     if words:
         sys.stderr.write(f"{words}\n")
 
@@ -124,8 +119,8 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _marked(mark: str) -> set[psutil.Process]:
-    """The processes that were started in the block, whoever their parent is now. Ray's agents, which write their names
-    over their environment, are known by their logs."""
+    """Processes that were started in the block, whatever their parent is now. Ray's agents write their names over their
+    environment, and are known by their logs."""
     found, logs = set(), f"/{PREFIX}{mark}-"
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it ended, or is another user's

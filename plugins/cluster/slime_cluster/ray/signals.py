@@ -1,4 +1,4 @@
-"""Signals that come where they must not."""
+"""Signals, postponed where they must not come."""
 
 from __future__ import annotations
 

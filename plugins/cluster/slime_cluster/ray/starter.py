@@ -1,4 +1,4 @@
-"""Attaches to a Ray that is there, or starts one that dies with this process."""
+"""Ray of a run: one that is there, or one that dies with this process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from slime_cluster.ray.node import OwnRay, signals_kept, start_environment, star
 from slime_cluster.ray.reaper import reaped
 
 SMALL_CALLS_BYTES = 256 * 2**20
-"""Of the object store, for everything but batches; weights never pass through it."""
+"""Room in the object store for everything but batches; weights never pass through it."""
 TOKEN_BYTES = 45
-"""Of the arrays of `slime.types.MicroBatch`."""
+"""Bytes of a token in the arrays of `slime.types.MicroBatch`."""
 ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Read when Ray is imported, or by its processes."""
 TOKEN = "RAY_AUTH_TOKEN"
@@ -37,10 +37,8 @@ RAYLET_PID = "RAY_RAYLET_PID"
 
 
 def object_store_bytes(cfg: SlimeConfig) -> int:
-    """Size of a host's object store that holds every share of the largest batch that a step can have.
-
-    Ray takes the memory as objects come. One that it has no room for goes over the disk.
-    """
+    """Size of a host's object store that holds every share of the largest batch of a step. Ray takes the memory as
+    objects come; one that it has no room for goes over the disk."""
     reinforced = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
     num_tokens = max(
         reinforced * longest_of(cfg.rollout, cfg.rollout.sampling) if run_stages(cfg).reinforces else 0,
@@ -129,13 +127,12 @@ def ray_cluster(
 ) -> Iterator[OwnRay]:
     """Connect to `cluster.ray_address`, or start Ray on this host with `num_slots` logical CPUs on cpu.
 
-    A cluster that is there has the object store that it was started with; Ray's default is 30 % of the memory.
-
     Ray's processes are tied to this one by the kernel (parent-death signal), so none survives a `kill -9` of the
     driver. Token authentication stays on: a missing token is made for a cluster we start. Its logs and sockets lie in
     a folder that is the user's alone, and go with it.
 
     Args:
+        store_bytes: size of the object store of a Ray that is started.
         own: this host, if others are to join.
         mark: of the run, in the name of that folder.
         note: keeps what is to be said if Ray ends this process.
@@ -208,7 +205,7 @@ def _token() -> str:
 
 
 def make_token() -> None:
-    """The token by which Ray's processes know each other, where Ray looks for it; one that is there stays.
+    """Make the token by which Ray's processes know each other, where Ray looks for it; one that is there stays.
 
     Ray itself would make one that everybody on the host can read. Without a home that can be written, as in many
     containers, it stands in the environment, which Ray's processes and the other hosts of this run inherit.

@@ -1,7 +1,7 @@
 """The far end of a session of ssh: Ray or torchrun on another host, until it or standard input ends.
 
-Standard input ends when the driver closes it or is gone, and when the session breaks. Nothing that was started here
-outlives that: the reaper ends what is left of it, whatever becomes of this process.
+Standard input ends when the driver closes it or is gone, and when the session breaks. The reaper ends what is left
+then, whatever becomes of this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime_cluster.ray.reaper import reaped
 
 LOOK_S = 0.5
 END_S = 5.0
-"""Seconds that it gets to end its processes."""
+"""Seconds for it to end its processes."""
 
 
 def main() -> int:

@@ -5,9 +5,9 @@ Behind an address may stand `slots=8`, as in other launchers' files; it must be 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from slime.config.paths import resolve
 from slime.config.schema import ClusterConfig
@@ -20,11 +20,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def read_hostfile(path: str, devices_per_node: int | None = None) -> list[str]:
     """The addresses in the order of their lines.
 
-    Args:
-        devices_per_node: that every line which has a number of slots must have.
-
     Raises:
-        SlimeError: there is no such file, it names no host or one twice, or a line is no address or has other slots.
+        SlimeError: there is no such file, it names no host or one twice, or a line is no address, or has other slots
+            than `devices_per_node`.
     """
     file = resolve(path)
     if not file.is_file():
@@ -44,24 +42,19 @@ def read_hostfile(path: str, devices_per_node: int | None = None) -> list[str]:
             raise SlimeError(what, where=where, todo=f"Write '{alone}' alone, or '{alone} slots=8'.")
         if address in lines:
             what = f"'{address}' is on line {lines[address]} already"
-            raise SlimeError(
-                what, where=where, todo="Name each host once, and its devices by cluster.devices_per_node."
-            )
+            todo = "Name each host once, and its devices by cluster.devices_per_node."
+            raise SlimeError(what, where=where, todo=todo)
         lines[address] = number
     if not lines:
         raise SlimeError("names no host", where=str(file), todo="Write an address a line, this host's among them.")
     if local := [address for address in lines if address in LOOPBACK and len(lines) > 1]:
         what, where = f"the others cannot reach this host as '{local[0]}'", f"{file}, line {lines[local[0]]}"
-        raise SlimeError(what, where=where, todo=f"Write '{_name()}'.")
+        raise SlimeError(what, where=where, todo=f"Write '{os.uname().nodename}'.")
     return list(lines)
 
 
-def _name() -> str:
-    return Path("/proc/sys/kernel/hostname").read_text().strip()
-
-
 def hostfile_problems(cluster: ClusterConfig) -> Iterator[SlimeError]:
-    """Whether the file can be read and says what the other keys say."""
+    """Faults of the file, and of what it says beside other keys."""
     where = "cluster.hostfile"
     if cluster.hostfile is None:
         todo = "Set cluster.hostfile=<a file with an address a line>."

@@ -1,4 +1,4 @@
-"""Ray or torchrun on the other hosts of a hostfile, by a session of ssh each, which is also what it lives by.
+"""Ray or torchrun on the other hosts of a hostfile, by a session of ssh each, with which it ends.
 
 The client is the user's own `ssh`: names, users, ports, keys and jumps of `~/.ssh/config` count.
 """
@@ -31,7 +31,7 @@ LOG_BYTES, LOG_CHARACTERS = 1 << 12, 300
 
 @dataclass
 class Session:
-    """What runs on the host of line `number`."""
+    """A session on the host of line `number`."""
 
     name: str
     number: int
@@ -39,7 +39,7 @@ class Session:
     process: subprocess.Popen[bytes]
 
     def end(self) -> str:
-        """How it ended, with its last line; empty while it lasts."""
+        """Its end, with its last line; empty while it lasts."""
         code = self.process.poll()
         if code is None:
             return ""
@@ -62,12 +62,8 @@ class Session:
 
 @contextlib.contextmanager
 def sessions(orders: Mapping[str, Order], logs: Path) -> Iterator[Sequence[Session]]:
-    """Have each host's order carried out there until the block ends, or this process.
-
-    Args:
-        orders: by address.
-        logs: folder for what they print, `ray-<host>.log`.
-    """
+    """Have each host's order, by address, carried out there until the block ends, or this process. What they print goes
+    to `ray-<host>.log` in `logs`."""
     if orders and not shutil.which("ssh"):
         todo = "Install OpenSSH's client, or start Ray yourself and set cluster.ray_address."
         raise SlimeError("there is no ssh on this host", where="cluster.hostfile", todo=todo)
@@ -98,7 +94,6 @@ def _open(name: str, order: Order, log: Path) -> Session:
 
 
 def _close(sessions: Sequence[Session]) -> None:
-    """End what runs on every host."""
     for session in sessions:
         assert session.process.stdin
         with contextlib.suppress(BrokenPipeError):

@@ -19,11 +19,8 @@ _NOWHERE = 9
 
 
 def find_this_host(hosts: Sequence[str], cluster: ClusterConfig) -> ThisHost:
-    """This host in the hostfile.
-
-    Raises:
-        SlimeError: it is not among them, or it is not clear at which address the others reach it.
-    """
+    """This host in the hostfile; raises SlimeError if it is not there, or not by an address at which others reach
+    it."""
     where = str(cluster.hostfile)
     mine = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
     for number, host in enumerate(map(_bare, hosts)):

@@ -1,8 +1,6 @@
-"""What unmodified megatron-core 0.16 needs to run without Transformer Engine and apex, and on a CPU.
+"""Unmodified megatron-core 0.16 without Transformer Engine and apex, and on a CPU.
 
-`cpu` holds the scoped context "CPU stands in for CUDA", `fixups` the names that Megatron-core leaves undefined or
-wrong, `adam` the optimizer its checkpoint code expects, `accumulate` the sum of weight gradients, `imports` what
-Megatron-core is to do without. Every fix-up has a test that fails once upstream no longer needs it.
+Every fix-up has a test that fails once upstream no longer needs it.
 """
 
 from megatron_core_portable.accumulate import add_product

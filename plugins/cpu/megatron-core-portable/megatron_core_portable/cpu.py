@@ -55,9 +55,7 @@ _CUDA_ATTRIBUTES: dict[str, Any] = {
 
 
 def _names_cuda(device: object) -> bool:
-    return (isinstance(device, str) and device.startswith("cuda")) or (
-        isinstance(device, torch.device) and device.type == "cuda"
-    )
+    return isinstance(device, str | torch.device) and str(device).startswith("cuda")
 
 
 class _CudaLiteralsMeanCpu(TorchFunctionMode):
@@ -72,10 +70,7 @@ class _CudaLiteralsMeanCpu(TorchFunctionMode):
             return args[0].type().replace("torch.", "torch.cuda.", 1)
         if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):
             args = (args[0], _CPU, *args[2:])
-        if kwargs:
-            kwargs = _on_cpu(kwargs)
-            return func(*args, **kwargs)
-        return func(*args)
+        return func(*args, **_on_cpu(kwargs or {}))
 
 
 def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:

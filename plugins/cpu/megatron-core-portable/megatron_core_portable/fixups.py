@@ -1,8 +1,5 @@
-"""Names that megatron-core 0.16 leaves undefined or wrong without Transformer Engine, bound to what works.
-
-Nothing of Megatron-core is edited; each fix-up rebinds one name of a module, once. A test per fix-up asserts that
-the defect is still there.
-"""
+"""Names that megatron-core 0.16 leaves undefined or wrong without Transformer Engine, bound to what works: each fix-up
+rebinds one name of a module, once."""
 
 from __future__ import annotations
 
@@ -63,15 +60,12 @@ def provide_grouped_gemm() -> None:
 def grouped_matmul(
     a: torch.Tensor, b: torch.Tensor, batch_sizes: torch.Tensor, trans_a: bool = False, trans_b: bool = False
 ) -> torch.Tensor:
-    """Row block i of `a` times `b[i]`.
+    """Row block i of `a` times `b[i]`: [rows, n].
 
     Args:
         a: [rows, k], the rows of all groups, concatenated.
         b: [groups, k, n], or [groups, n, k] with `trans_b`.
         batch_sizes: [groups] rows of each group.
-
-    Returns:
-        [rows, n].
     """
     assert not trans_a, "GroupedMLP never transposes the rows"
     b = b.transpose(1, 2) if trans_b else b

@@ -1,7 +1,7 @@
-"""Keeps a package out of training processes that Megatron-core's inference would import there.
+"""Keeps flashinfer out of training processes.
 
-`import megatron.core` loads its inference package, which imports flashinfer where that is installed, as it is beside
-SGLang. That initialises CUDA in a process which only prepares, and takes its share of a device that an engine measures.
+`import megatron.core` loads its inference package, which imports flashinfer where it is installed, as beside SGLang.
+That initialises CUDA in a process which only prepares, and takes its share of a device that an engine measures.
 """
 
 from __future__ import annotations

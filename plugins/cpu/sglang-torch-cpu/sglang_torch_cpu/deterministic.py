@@ -1,8 +1,8 @@
 """SGLang's `enable_deterministic_inference` on a plain CPU: the same tokens however requests are batched.
 
-Stock SGLang brings the two pieces it needs as GPU kernels; here they are in torch: the operators are installed by the
-platform, `murmur_hash32` replaces SGLang's by a hook. The third condition, attention that sees one sequence at a time,
-holds for its torch-native backend as it is.
+Stock SGLang brings the two pieces it needs as GPU kernels; here they are in torch: the platform installs the operators,
+and a hook `murmur_hash32`. The third condition, attention that sees one sequence at a time, its torch-native backend
+fulfils.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def enable_batch_invariant_mode() -> None:
     BLAS chooses its kernel, and with it the order of summation, by the number of rows: a row multiplied alone differs
     in the last bits from the same row in a batch of 64. Products of a fixed number of rows use one kernel always.
     Element-wise exponentials take a scalar path for what does not fill the last vector registers, which rounds
-    otherwise than the vector path. (The out-variants called inside are operators of their own and stay torch's; that of
-    `bmm` is called by latent attention.)
+    otherwise. (The out-variants called inside are operators of their own; latent attention calls that of `bmm`.)
     """
     global _library
     if _library is None:
@@ -65,10 +64,7 @@ def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """`mm` for each matrix of a batch: [batch, rows, inner] x [batch, inner, columns] -> [batch, rows, columns].
-
-    Latent attention multiplies every head's queries so.
-    """
+    """`mm` for each matrix of a batch: [batch, rows, inner] x [batch, inner, columns] -> [batch, rows, columns]."""
     return torch.stack([mm(*pair) for pair in zip(left, right, strict=True)])
 
 

@@ -1,9 +1,8 @@
 """Multi-head latent attention in SGLang on a plain CPU: the cache holds the latent, and attention works on it.
 
-Stock SGLang brings all but two pieces: its torch-native attention computes on the latent (queries absorb the up
-projection of the keys, outputs that of the values), but without a rule for that backend a prefill would hand it
-uncompressed keys and values, which are not what the cache holds; and its pool of latents does not take the one keyword
-that the factory passes for platforms of others.
+Stock SGLang lacks two pieces: a rule for its torch-native attention, without which a prefill would hand that
+uncompressed keys and values, which are not what the cache holds; and a pool of latents that takes the one keyword that
+the factory passes for platforms of others.
 """
 
 from __future__ import annotations

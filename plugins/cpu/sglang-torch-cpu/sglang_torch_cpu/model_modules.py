@@ -1,4 +1,4 @@
-"""What an engine on a CPU does not import: SGLang's scheduler takes in all 210 modules of models, for two seconds."""
+"""Models that an engine does not serve, not imported: SGLang's scheduler takes two seconds for all 210 modules."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ OTHERS = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 
 
 def leave_out(fields: Mapping[str, Any]) -> None:
-    """Set SGLang's variable, unless the user has set one of the two.
-
-    Args:
-        fields: of `ServerArgs`.
-    """
+    """Set SGLang's variable by the fields of `ServerArgs`, unless the user has set one of the two."""
     if not (os.environ.get(LEFT_OUT) or os.environ.get(OTHERS)):
         os.environ[LEFT_OUT] = ",".join(unneeded(fields))
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 SLEEP_MS, DISPATCH_MS = 10, 1000
 DISPATCH_LOOP = "sglang.srt.managers.data_parallel_controller.DataParallelController.event_loop"
-"""Of SGLang: hands requests to the data-parallel ranks of an engine, in a process of its own."""
+"""SGLang's loop that hands requests to the data-parallel ranks of an engine, in a process of its own."""
 
 
 def install() -> None:
@@ -54,13 +54,8 @@ def length_of_padding(backend: Any) -> int:
 def copy_rows(
     target: torch.Tensor, source: torch.Tensor, dim: int, start: torch.Tensor, num_rows: torch.Tensor, from_start: bool
 ) -> None:
-    """`num_rows` rows of `source` into `target`, from its row `start` on; with `from_start`, from that of the source.
-
-    Args:
-        target, source: [rows, ...].
-        dim: 0.
-        start, num_rows: integers on the device.
-    """
+    """Copy `num_rows` rows of `source` into `target` (both [rows, ...]), from its row `start` on; with `from_start`,
+    from that of the source. `dim` is 0."""
     first, count = int(start), int(num_rows)
     if from_start:
         target[:count] = source[first : first + count]
@@ -115,10 +110,8 @@ def unpinned(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any
 
 
 def sleep_shortly(original: Callable[..., None], sleeper: Any) -> None:
-    """Around the nap of an idle scheduler, which ends with a request of its own.
-
-    Data-parallel ranks work in step: what comes to one of them, such as a bucket of weights, waits for all.
-    """
+    """Around the nap of an idle scheduler, which a request of its own ends. Data-parallel ranks work in step: what
+    comes to one of them, such as a bucket of weights, waits for all."""
     from sglang.srt.runtime_context import get_server_args
 
     if get_server_args().dp_size > 1:

@@ -13,7 +13,7 @@ from sglang_torch_cpu import attention, deterministic, fp8, latent, lora, parall
 
 
 class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
-    """What SGLang asks of a device, answered for main memory and gloo (sizes in bytes)."""
+    """SGLang's questions about a device, answered for main memory and gloo (sizes in bytes)."""
 
     _enum = PlatformEnum.OOT
     device_name = "cpu"
@@ -54,13 +54,8 @@ class TorchCpuPlatform(SRTPlatform):  # type: ignore[misc]
 
     def init_backend(self) -> None:
         """SGLang calls this in each worker."""
-        attention.install()
-        deterministic.install()
-        latent.install()
-        fp8.install()
-        lora.install()
-        parallel.install()
-        prompts.install()
+        for part in (attention, deterministic, latent, fp8, lora, parallel, prompts):
+            part.install()
 
     def get_mha_kv_pool_cls(self) -> type:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool

@@ -1,7 +1,7 @@
 """SGLang's prefill on a plain CPU: a prompt that several requests of a batch have in common is computed once.
 
-Those of a group come together. Stock SGLang would find the prompt in its prefix cache only after the first of them, and
-deterministic inference on a CPU goes without that cache. What a sequence yields does not depend on those beside it
+Requests of a group come together. Stock SGLang would find the prompt in its prefix cache only after the first of them,
+and deterministic inference on a CPU goes without that cache. A sequence does not depend on those beside it
 (`sglang_torch_cpu.deterministic`), so all tokens stay the same.
 """
 
@@ -54,13 +54,10 @@ def _once(runner: Any, original: Callable[..., Any], batch: Any, *arguments: Any
     copy_cache(runner.model_runner.token_to_kv_pool, batch, first)
     if capturer := get_global_experts_capturer():
         copy_rows(capturer.device_cache.buffer, batch, kept, first)
-    places, name = torch.tensor([kept.index(row) for row in first]), _of_last_tokens(found)
+    places = torch.tensor([kept.index(row) for row in first])
+    # A model that is served without generating has no logits.
+    name = "next_token_logits" if hasattr(found, "next_token_logits") else "embeddings"
     return replace(found, **{name: getattr(found, name).index_select(0, places)})
-
-
-def _of_last_tokens(found: Any) -> str:
-    """The field that has a row a sequence: logits, or what a model that is served without generating says of it."""
-    return "next_token_logits" if hasattr(found, "next_token_logits") else "embeddings"
 
 
 def _is_plain(model_runner: Any, batch: Any) -> bool:
@@ -126,8 +123,8 @@ def copy_cache(pool: Any, batch: Any, first: Sequence[int]) -> None:
 
 
 def copy_rows(rows: torch.Tensor, batch: Any, kept: Sequence[int], first: Sequence[int]) -> None:
-    """Spread what was noted of the tokens of `kept`, one row each, over the whole batch: SGLang takes the rows of all
-    its tokens afterwards."""
+    """Spread the noted rows of the tokens of `kept` over the whole batch: SGLang takes those of all tokens
+    afterwards."""
     lengths = batch.extend_seq_lens_cpu
     starts = dict(zip(kept, accumulate((lengths[row] for row in kept), initial=0), strict=False))
     index = torch.cat([torch.arange(starts[row], starts[row] + lengths[row]) for row in first])

@@ -12,11 +12,8 @@ from sglang_torch_cpu.model_modules import leave_out
 def quick_start(fields: Mapping[str, Any]) -> None:
     """Let SGLang fork its workers, which then import nothing a second time, and import only the model that it serves.
 
-    Call this before `sglang.srt.plugins.load_plugins`, in a process without CUDA (which does not survive a fork) that
-    has computed nothing yet (threads of OpenMP do not survive it either).
-
-    Args:
-        fields: of SGLang's `ServerArgs`, `model_path` among them.
+    Call this before `sglang.srt.plugins.load_plugins`, with the fields of SGLang's `ServerArgs`, in a process without
+    CUDA (which does not survive a fork) that has computed nothing yet (nor do threads of OpenMP).
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

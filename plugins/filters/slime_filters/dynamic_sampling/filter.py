@@ -32,10 +32,8 @@ class DynamicSampling:
         self._options = options
 
     def decide(self, group: Group) -> Decision:
-        """Keep, or drop with one of the reasons above, by what the reward said before other filters changed it.
-
-        Samples without a value are left out, as in training.
-        """
+        """Keep, or drop with one of the reasons above, by the rewards before other filters changed them. Samples
+        without a value are left out, as in training."""
         from statistics import pstdev  # takes as long to import as all of slime's own modules that `--help` needs
 
         rewards = group.raw_rewards

@@ -1,4 +1,4 @@
-"""Variables of the environment that a worker gets: all but those that may be somebody's keys."""
+"""Variables of a worker's environment: all but those that may be somebody's keys."""
 
 from __future__ import annotations
 
@@ -46,14 +46,11 @@ _KEY = re.compile(
 
 
 def split(environment: Mapping[str, str], wanted: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """The variables of a worker, and the names of those that are withheld from it.
+    """The variables of a worker, and the names of those that are withheld from it, but for the `wanted` ones.
 
-    Withheld is what looks like a secret: by a word of its name, by a password, token or signature in an address, or by
-    a value that begins as a known service's keys do. (A list of allowed names would have to know each proxy, library
-    path and cache.) A key without such a beginning, in a variable with a harmless name, is not known.
-
-    Args:
-        wanted: names that are never withheld.
+    A variable looks like a secret by a word of its name, by a password, token or signature in an address, or by a value
+    that begins as a known service's keys do. (A list of allowed names would have to know each proxy, library path and
+    cache.) A key without such a beginning, in a variable with a harmless name, is not known.
     """
     withheld = [name for name, value in environment.items() if name not in wanted and _looks_secret(name, value)]
     return {name: value for name, value in environment.items() if name not in withheld}, sorted(withheld)

@@ -1,9 +1,9 @@
 """The guard of a worker: watches over the scorer, the process that runs somebody's code.
 
-It runs none of that code, adopts every orphan below it, and keeps them in bounds: what a request started ends with its
-answer, all processes together keep to `memory_mb` and `MAX_PROCESSES`, and what they print goes to the log up to a
-limit. Each start of a process waits until the guard allows it, so nothing begins while it kills. When the driver hangs
-up (also by dying) or the scorer dies, the guard kills all below it, says why, and ends.
+It adopts every orphan below it, and keeps them in bounds: what a request started ends with its answer, all processes
+together keep to `memory_mb` and `MAX_PROCESSES`, and their output goes to the log up to a limit. Each start of a
+process waits until the guard allows it, so nothing begins while it kills. When the driver hangs up (also by dying) or
+the scorer dies, the guard kills all below it, says why, and ends.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from guarded_workers.starts import Starts
 from guarded_workers.wire import Setup
 
 MAX_PROCESSES = 100
-"""Processes that a request may have at a time. (RLIMIT_NPROC counts all processes of the user, and none of root's.)"""
+"""Processes of a request at a time. (RLIMIT_NPROC counts all processes of the user, and none of root's.)"""
 MAX_HELPERS = 1000
-"""Processes that the servant's factory may have at a time; those of requests come on top of what it keeps."""
+"""Processes of the servant's factory at a time; those of requests come on top of what it keeps."""
 MAX_LOG_BYTES_A_WORKER, MAX_LOG_BYTES = 1 << 20, 64 << 20
-"""Bytes of one worker's output that the log takes, and its size at most by the output of all."""
+"""Most bytes of one worker's output in the log, and of all."""
 
 _TICK_S = 0.05
-"""Seconds between two looks at the processes below: so long they may be beyond their limits."""
+"""Seconds between two looks at the processes below."""
 _KILL_WITHIN_S = 2.0
-"""Seconds that what a request left behind may take to die; then the whole worker goes."""
+"""Seconds in which what a request left behind has to die; then the whole worker goes."""
 KILLED = "was killed by"
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 _CHUNK = 1 << 16
@@ -42,11 +42,11 @@ class Guard:
     """The guard of one worker.
 
     Args:
-        driver: its end is the guard's, which says why it ends, unless the driver hung up.
+        driver: gets the reason why the guard ends; where it hangs up, the guard ends.
         scorer: on it the scorer asks for order: first when its servant exists, then after requests that leave something
             behind. The servant can write to it, and gains nothing by it.
         pid: the scorer's.
-        output: read end of the pipe that is the scorer's standard output and error.
+        output: read end of the scorer's standard output and error.
         starts: on it the kernel asks for every process that is to start below; None where it does not ask.
         has_room: /dev/shm is this worker's alone, so that its files count as memory.
     """
@@ -131,9 +131,8 @@ class Guard:
         """The servant exists: what runs now may stay, and growth is counted from here."""
         below, self._may_start = self._below(), 0
         self._helpers = {processes.identity(pid) for pid in below}
-        self._max_bytes = (
-            processes.exact_bytes([self._pid, *below], self._bytes_of_files()) + self._setup.memory_mb * 2**20
-        )
+        held = processes.exact_bytes([self._pid, *below], self._bytes_of_files())
+        self._max_bytes = held + self._setup.memory_mb * 2**20
 
     def _look(self) -> None:
         """Hold the processes below to their limits; RLIMIT_AS holds the scorer's own memory."""
@@ -146,12 +145,9 @@ class Guard:
         if not below and not of_files:
             return
         tree = [self._pid, *below]
-        # The first counts a shared page in every process that has it; the second is exact, and a thousand times slower.
-        if (
-            sum(processes.resident_bytes(pid) for pid in tree) + of_files
-            > self._max_bytes
-            < processes.exact_bytes(tree, of_files)
-        ):
+        resident = sum(processes.resident_bytes(pid) for pid in tree) + of_files
+        # It counts a shared page in every process that has it; the other is exact, and a thousand times slower.
+        if resident > self._max_bytes < processes.exact_bytes(tree, of_files):
             setup = self._setup
             limit = f"{setup.key}.memory_mb={setup.memory_mb} MiB"
             self._end(f"the {setup.kind} and what it started grew by more than {limit}")
@@ -184,7 +180,7 @@ class Guard:
         return list(islice(alive, at_most))
 
     def _copy_output(self) -> bool:
-        """Copy a piece of the output to the log if it has room; False when there is nothing more to come."""
+        """Copy a piece of the output to the log if it has room; False where nothing more comes."""
         data = os.read(self._output, _CHUNK)
         left = min(MAX_LOG_BYTES_A_WORKER - self._num_logged, MAX_LOG_BYTES - os.fstat(2).st_size)
         kept = max(0, min(left, len(data)))

@@ -23,16 +23,14 @@ START_TRIES = 3
 
 
 class Pool:
-    """Workers that all run the same.
-
-    Whoever asks while all are busy waits, and is served in the order it came. May be used from one event loop after
-    another, but not from two at the same time.
+    """Workers that all run the same. Requests wait while all are busy, and are served in their order. A pool may be
+    used from one event loop after another, but not from two at the same time.
 
     Args:
         first: workers at the start; others are started when they are asked for.
         most: workers at a time; None: as many as are asked for.
         wanted: variables of the environment that they get although they look like secrets.
-        log: file that gets what they print and the stacks of their exceptions; None discards it.
+        log: file for their output and the stacks of their exceptions; None discards it.
     """
 
     def __init__(
@@ -50,7 +48,7 @@ class Pool:
         self.is_closed = self.has_started = False
 
     def start(self) -> Any:
-        """Start the first workers and wait until each has created what it runs; returns what the last one told of it.
+        """Start the first workers and wait until each has created its servant; returns what the last one told of it.
 
         Raises:
             StartError: it cannot be created; or a worker was killed as it started, and so were those in its place.
@@ -100,10 +98,7 @@ class Pool:
 
     @asynccontextmanager
     async def worker(self, *, fresh: bool = False) -> AsyncIterator[WorkerProcess]:
-        """A worker for one request, as soon as there is one.
-
-        Args:
-            fresh: one that has answered nothing yet.
+        """A worker for one request, as soon as there is one; `fresh`: one that has answered nothing yet.
 
         Raises:
             FaultError: the machine has no room for one, or the pool is closed.
@@ -118,7 +113,7 @@ class Pool:
                 self._give_back(worker)
 
     def close(self) -> None:
-        """Kill the workers and all they started, and return when they are gone. What they were asked stays open."""
+        """Kill the workers and all they started, and return when they are gone. Their requests stay open."""
         self.is_closed = True
         for worker in self._idle:
             worker.retire()
@@ -176,7 +171,7 @@ class Pool:
         return chosen
 
     def _give_back(self, worker: WorkerProcess) -> None:
-        """Take back a worker; a new one, in the place of one that is not reusable, is the last to be idle."""
+        """Take back a worker. A new one, in the place of one that is not reusable, is the last to be idle."""
         self._busy.remove(worker)
         if not worker.reusable:
             worker.retire()

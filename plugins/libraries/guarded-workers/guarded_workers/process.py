@@ -72,12 +72,7 @@ class WorkerProcess:
         self.told: Any = None
 
     def wait_until_ready(self) -> None:
-        """Block until the worker has created what it runs.
-
-        Raises:
-            wire.StartError: it cannot be created, or the worker ended by itself or hung meanwhile.
-            LostWorkerError: the worker was killed meanwhile.
-        """
+        """Do as `ready`, but block; raises wire.StartError in the place of FaultError."""
         self._scorer.settimeout(START_TIMEOUT_S)
         try:
             while (body := wire.answer_body(self._data)) is None:
@@ -95,8 +90,8 @@ class WorkerProcess:
 
         Args:
             read: makes the answer of JSON; raises one of `wire.MALFORMED` where that is none.
-            serve: answers what the worker asks meanwhile, in tasks of its own. With it a first cancellation is told to
-                the worker, which may still answer; None: the first one ends this.
+            serve: answers the worker's questions meanwhile, in tasks of its own. With it a first cancellation is told
+                to the worker, which may still answer; None: the first one ends this.
 
         Raises:
             FaultError: the servant did something else.
@@ -276,7 +271,7 @@ class WorkerProcess:
         return waiting[0] > 0
 
     def _last_words(self) -> str:
-        """The guard's words on why the worker ended; empty if the guard was killed, or the driver hung up."""
+        """The guard's reason for the worker's end; empty if the guard was killed, or the driver hung up."""
         words = bytearray()
         with suppress(OSError):  # closed here meanwhile
             while chunk := self._guard.recv(wire.CHUNK):

@@ -24,14 +24,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(hidden: Sequence[str]) -> bool:
-    """Give this process, which has one thread, and all below it a room of their own; false where it is not permitted.
-
-    Then nothing has changed, but that a process of root has fewer capabilities, which keeps it out of the memory of
-    root's other processes.
-
-    Args:
-        hidden: files that read as empty from now on.
-    """
+    """Give this process, which has one thread, and all below it a room of their own, where the files `hidden` read as
+    empty. False where it is not permitted: then a process of root has fewer capabilities, which keeps it out of the
+    memory of root's other processes."""
     if not (trial := os.fork()):
         os._exit(0 if _try(hidden) else 1)
     if os.waitpid(trial, 0)[1] or not _try(hidden):
@@ -49,7 +44,7 @@ def num_bytes_held() -> int:
 
 
 def sees(pid: int) -> bool:
-    """This process may look into another one: for its environment least is asked, for its memory as much."""
+    """True if this process may look into another one's environment, for which as much is asked as for its memory."""
     with suppress(PermissionError):
         os.close(os.open(f"/proc/{pid}/environ", os.O_RDONLY))
         return True

@@ -55,10 +55,7 @@ class Starts:
 
 def listener() -> int | None:
     """A descriptor for whose holder all starts of processes by this one and below it wait; None: the machine has none.
-
-    Programs that are installed set-user-ID get no more rights below this process, unless it may administer its
-    namespace.
-    """
+    Set-user-ID programs get no more rights below this process, unless it may administer its namespace."""
     if platform.machine() not in _NUMBERS:
         return None
     audit, seccomp, clone, forks = _NUMBERS[platform.machine()]

@@ -1,6 +1,6 @@
 """Messages and answers between the driver and a worker, over a stream socket.
 
-Messages go to the worker as pickles, which keep whatever a row held. Answers come from a process that runs somebody
+Messages go to the worker as pickles, which keep all kinds of values. Answers come from a process that runs somebody
 else's code: they are JSON of bounded size with the number of their request, and every field is checked.
 """
 
@@ -137,11 +137,8 @@ def encode(answer: Answer) -> bytes:
 
 
 def answer_body(data: bytearray) -> bytes | None:
-    """The JSON of the first answer in `data`, which is taken out; None while some of it is still to come.
-
-    Raises:
-        BrokenWireError: it is too long.
-    """
+    """The JSON of the first answer in `data`, which is taken out; None while some of it is still to come. Raises
+    BrokenWireError where it is too long."""
     if len(data) < _ANSWER.size:
         return None
     (length,) = _ANSWER.unpack_from(data)
@@ -155,11 +152,7 @@ def answer_body(data: bytearray) -> bytes | None:
 
 
 def decode(body: bytes, number: int) -> Answer:
-    """The answer to request `number`.
-
-    Raises:
-        BrokenWireError: `body` is no answer, or one to another request.
-    """
+    """The answer to request `number`; raises BrokenWireError where `body` is none, or one to another request."""
     try:
         fields = json.loads(body)
         if fields["number"] != number:

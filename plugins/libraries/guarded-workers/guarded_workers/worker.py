@@ -24,8 +24,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 class Servant(Protocol):
-    """Somebody's code, made of a name and options in the worker, and asked for one answer after the other. The driver
-    learns its attribute `told`, JSON, as it starts."""
+    """Somebody's code, made of a name and options in the worker. The driver learns its attribute `told`, JSON, as it
+    starts."""
 
     def answer(self, message: Any, line: Line, /) -> Any:
         """JSON. May raise, a `wire.FaultError` where the words are its own."""
@@ -102,7 +102,7 @@ def _end_with(parent: int) -> None:
 
 
 def serve(driver: socket.socket, guard: socket.socket, setup: Setup) -> None:
-    """Create what the worker runs and say so, or why not; then answer requests until the guard ends this process."""
+    """Create the servant and say so, or why not; then answer requests until the guard ends this process."""
     try:
         servant = create(setup)
     except StartError as error:
@@ -115,10 +115,8 @@ def serve(driver: socket.socket, guard: socket.socket, setup: Setup) -> None:
 
 
 class _Order:
-    """The scorer's means that nothing a request started outlives its answer: it asks the guard to kill it.
-
-    Most requests start nothing. Their check costs two system calls, no message.
-    """
+    """The scorer's way to have the guard kill what a request started and left. Most requests start nothing: their check
+    costs two system calls, no message."""
 
     def __init__(self, guard: socket.socket) -> None:
         self._guard = guard
@@ -153,12 +151,8 @@ class _Order:
 
 
 def create(setup: Setup) -> Servant:
-    """Make the servant.
-
-    Raises:
-        StartError: there is none of that name, or its factory raised. An error that says `what`, `where` and `todo`
-            comes through in its own words.
-    """
+    """Make the servant. Raises StartError where its factory raised; an error that says `what`, `where` and `todo` keeps
+    its words."""
     module, _, function = setup.servant.partition(":")
     try:
         servant: Servant = getattr(importlib.import_module(module), function)(setup.name, setup.options)
@@ -236,11 +230,7 @@ class Line:
         return self._driver.fileno()
 
     def receive(self) -> list[Any]:
-        """Wait for the next message; empty if it belongs to an earlier request.
-
-        Raises:
-            EOFError: the driver is gone.
-        """
+        """Wait for the next message; empty if it belongs to an earlier request. EOFError when the driver is gone."""
         number, request = self._requests.receive()
         return [wire.message(request)] if number == self._number else []
 
@@ -260,11 +250,8 @@ class Line:
 
 
 def describe(error: BaseException, own_frames: int = 1) -> str:
-    """Type, message, the line of the function that was called, and the line that raised if it is another.
-
-    Args:
-        own_frames: of the caller, above that function.
-    """
+    """Type, message, the line of the called function, and the line that raised if it is another; `own_frames` of the
+    caller are above that function."""
     frames = _lines(error.__traceback__)[own_frames:] or _lines(error.__traceback__)
     where = " <- ".join(dict.fromkeys([frames[-1], frames[0]]))
     try:

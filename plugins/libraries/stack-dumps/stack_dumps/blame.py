@@ -22,11 +22,8 @@ class Waited(Protocol):
 
 
 def suspects(seen: Sequence[StackDump], pending: Collection[Waited], within: str = "") -> str:
-    """Processes that may be to blame: those silent to the signal, then those of whom an answer is due; empty: nobody.
-
-    Args:
-        within: see `StackDump.standing`.
-    """
+    """Processes that may be to blame: those silent to the signal, then those that owe an answer; empty: none. `within`
+    is for `StackDump.standing`."""
     due = {(member.host, member.pid): member for member in pending}
     unseen = [f"{member} cannot be asked" for key, member in due.items() if key not in {(x.host, x.pid) for x in seen}]
     stands = [(each, f"{each.label} is {each.standing(within)}") for each in seen]
@@ -38,11 +35,8 @@ def suspects(seen: Sequence[StackDump], pending: Collection[Waited], within: str
 
 
 def apart(seen: Sequence[StackDump], group_of: Callable[[str], str]) -> str:
-    """Places of the ranks of groups that do not all stand in one function: a reader can tell who waits and who hangs.
-
-    Args:
-        group_of: the group of a process by its name; empty: it is in none.
-    """
+    """Places of the ranks of groups that do not all stand in one function: a reader can tell which wait and which hang.
+    `group_of` gives the group of a process by its name; empty: none."""
     groups: dict[str, list[StackDump]] = defaultdict(list)
     for each in seen:
         if each.stack and (group := group_of(each.name)):

@@ -41,8 +41,8 @@ _registered: list[IO[str]] = []  # faulthandler keeps the descriptor only; the f
 def register(stack_file: Path) -> None:
     """On SIGUSR1, append the stack of every thread of this process to `stack_file`, which is called `<name>.stack`.
 
-    The first line names the process and its start time: `look` must never send the signal, deadly to who does not wait
-    for it, to a stranger that got the number of a dead process.
+    The first line names the process and its start time: the signal is deadly to a stranger that got the number of a
+    dead process.
     """
     stack_file.parent.mkdir(parents=True, exist_ok=True)
     file = stack_file.open("w")

@@ -18,7 +18,7 @@ from torch import Tensor
 from megatron_core_portable import add_product
 
 MOST_AT_ONCE = 1 << 25
-"""Logits of a chunk among which the largest are looked for at a time: that takes 10 bytes of memory for each."""
+"""Logits of a chunk among which the largest are found at a time, with 10 bytes of memory each."""
 
 
 def logprobs_and_entropy(

@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 def loaded_together(items: Iterable[T], name: Callable[[T], str]) -> Iterator[list[T]]:
-    """The items in their order, in runs that must come to SGLang's loaders in one call, because these fuse some tensors
-    into one parameter, and derive another of some. `name` is that of an item's first tensor."""
+    """The items in runs that must come to SGLang's loaders in one call, which fuse some tensors into one parameter, and
+    derive another of some. `name` is that of an item's first tensor."""
     return (list(run) for _, run in groupby(items, key=lambda item: _parameter(name(item))))
 
 
@@ -122,11 +122,9 @@ class Bucket:
 
 
 class SharedBucket(Bucket):
-    """Tensors in an anonymous memory file (memfd) of this host, for engines on cpu, which map `/proc/<pid>/fd/<fd>`.
-
-    Unlike a file in /dev/shm it needs no size limit raised in containers, and the kernel frees it when publisher and
-    engines have let go of it, killed or not.
-    """
+    """Tensors in an anonymous memory file (memfd) of this host, for engines on cpu, which map `/proc/<pid>/fd/<fd>`. No
+    limit of a container's /dev/shm holds for it, and the kernel frees it when publisher and engines are gone or
+    done."""
 
     def __init__(self, capacity: int, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
         self._descriptor = os.memfd_create("slime-bucket")

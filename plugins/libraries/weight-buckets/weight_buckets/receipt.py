@@ -98,6 +98,7 @@ def tensor_digest(tensor: torch.Tensor) -> int:
 @dataclass(frozen=True)
 class Started:
     """Tensors that were read once: a word for each block.
+
     Attributes:
         sums: [number of blocks of all] int64, on the device of the tensors.
         num_blocks: [num_tensors] int64, at least 1 each.

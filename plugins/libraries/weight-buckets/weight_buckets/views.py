@@ -66,20 +66,15 @@ def views(block: torch.Tensor, places: Sequence[BlockView]) -> list[torch.Tensor
     """The tensors at these places of `block` ([num_bytes] uint8)."""
     dtypes = {place.dtype for place in places}
     typed = {dtype: block[: len(block) // dtype.itemsize * dtype.itemsize].view(dtype) for dtype in dtypes}
-    return [
-        typed[place.dtype].as_strided(
-            place.shape, place.strides, typed[place.dtype].storage_offset() + place.start // place.dtype.itemsize
-        )
-        for place in places
-    ]
+    starts = [typed[place.dtype].storage_offset() + place.start // place.dtype.itemsize for place in places]
+    both = zip(places, starts, strict=True)
+    return [typed[place.dtype].as_strided(place.shape, place.strides, start) for place, start in both]
 
 
 @torch.no_grad()
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy each source into its target of the same shape; those in one piece on both sides in one launch a dtype.
-
-    Targets do not overlap.
-    """
+    Targets do not overlap."""
     dense: dict[tuple[torch.dtype, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]]
     dense = defaultdict(lambda: ([], []))
     for target, source in zip(targets, sources, strict=True):

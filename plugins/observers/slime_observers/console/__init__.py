@@ -1,4 +1,4 @@
-"""What a person sees of a run: lines while it starts, a bar or lines while it works, `summary.txt` at its end."""
+"""The console of a run: lines while it starts, a bar or lines while it works, `summary.txt` at its end."""
 
 from __future__ import annotations
 

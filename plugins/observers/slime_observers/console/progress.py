@@ -1,7 +1,6 @@
-"""What the user sees while a stage runs: a live bar on a terminal, plain lines anywhere else.
+"""The progress of a stage: a live bar on a terminal, plain lines anywhere else.
 
-No thread: the display changes when the driver says something, and lines that others print (Ray's worker logs,
-warnings) appear above the bar.
+No thread: the display changes when the driver says something, and lines that others print (warnings) appear above it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -28,9 +26,9 @@ LINE_INTERVAL_S = 2.0
 REFRESH_INTERVAL_S = 0.1
 """A status that changes faster than this is not drawn each time: thousands of samples finish in a step."""
 ETA_STEPS = 20
-"""The ETA is the mean wall time of this many latest steps, times the steps left."""
+"""Latest steps whose mean wall time, times the steps left, is the ETA."""
 SAMPLE_CHARACTERS = 60
-"""Of a prompt and of a response that are shown."""
+"""Most characters of a prompt and of a response."""
 SHOWN = {
     REWARD: ("reward", "{:.3f}"),
     HELD_OUT: ("held-out", "{:.3f}"),
@@ -44,11 +42,7 @@ ONLY_IN = {LOSS: SFT, ENTROPY: RL}
 
 
 class ProgressLine:
-    """Shows the progress of the stage that runs; a subscriber of the run's events.
-
-    Args:
-        live: a bar if the output is a terminal; off prints lines there too.
-    """
+    """Shows the progress of the stage that runs, as `Progress`; a subscriber of the run's events."""
 
     def __init__(self, *, live: bool = True) -> None:
         self._live, self._stack = live, ExitStack()
@@ -120,7 +114,7 @@ class Progress:
         return self
 
     def status(self, phase: str, done: int | None = None, total: int | None = None) -> None:
-        """What the running step is at: `generate 12/32`, `train`, `publish`."""
+        """Show the phase of the running step: `generate 12/32`, `train`, `publish`."""
         self._status = phase if done is None else f"{phase} {done}/{total}"
         if time.monotonic() - self._drawn >= REFRESH_INTERVAL_S:
             self._show()
@@ -151,9 +145,7 @@ class Progress:
             self._scored_at = step
         self._show()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._live:
             self._show()
             self._live.stop()
@@ -203,7 +195,7 @@ def _line(sample: Sample) -> str:
 
 
 def _short(text: object) -> str:
-    """In a line: its end is where an answer stands, and where a question is asked."""
+    """The end of a text in a line: there an answer stands, and a question is asked."""
     line = " ".join(str(text).split())
     return line if len(line) <= SAMPLE_CHARACTERS else f"...{line[-SAMPLE_CHARACTERS:]}"
 

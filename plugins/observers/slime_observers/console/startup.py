@@ -1,4 +1,4 @@
-"""What happens until the first step, told as it happens: a model of some size is up after minutes."""
+"""Lines on what happens until the first step: a model of some size is up after minutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slime.events import Event, Ready, Starting, Waiting
 from slime.printable import printable
 
 WAITING_S = 10.0
-"""How long something may last before it is told who is waited for, and again after each as long."""
+"""Seconds between lines that say who is waited for."""
 MAX_NAMED = 4
 _TAIL_BYTES, _MAX_SAID = 4096, 100
 _STAMP = re.compile(r"\x1b\[[0-9;]*m|^\[\d{4}-[^]]*\]\s*")
@@ -20,16 +20,12 @@ _STAMP = re.compile(r"\x1b\[[0-9;]*m|^\[\d{4}-[^]]*\]\s*")
 _WARNING = re.compile(
     r"^\[?[IWEF]\d{4,8} [\d:.]+ .*$|^.*:\d+: \w*Warning: .*(\n[ ]+.*)?$|^[ ]+warnings\.warn\(.*$", re.MULTILINE
 )
-"""Lines of glog, in whose form torch and absl write (`W1123 11:22:33.123 ...`), and of Python's `warnings`, with the
-line of code that each quotes: they do not say how far a process is."""
+"""Lines of glog, torch and absl (`W1123 11:22:33.123 ...`), and of Python's `warnings` with the line of code that each
+quotes: they do not say how far a process is."""
 
 
 class Startup:
-    """Lines with the seconds since the start, between `Starting` and `Ready`; a subscriber of the run's events.
-
-    Args:
-        console: where to; standard output unless given.
-    """
+    """Lines with the seconds since the start, between `Starting` and `Ready`; a subscriber of the run's events."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -64,7 +60,7 @@ class Startup:
 
 
 def last_line(log: Path) -> str:
-    """What a process said last, shortened; of a progress bar its newest state. Libraries' warnings are left out. Empty:
+    """The last words in a log, shortened, or the newest state of a progress bar, without libraries' warnings; empty:
     nothing yet."""
     try:
         with log.open("rb") as file:

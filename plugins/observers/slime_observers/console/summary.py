@@ -27,15 +27,11 @@ CONTENTS = {
     "plugins.json": "plugins, installed and used, with their versions",
     "logs": "output of every process",
 }
-"""What may lie in a run directory, in the order in which it is listed, whoever wrote it."""
+"""Contents of a run directory, in the order in which they are listed, whoever wrote them."""
 
 
 def write(folder: Path) -> str:
-    """Write `summary.txt` into a run directory; returns its text.
-
-    Raises:
-        SlimeError: the disk is full.
-    """
+    """Write `summary.txt` into a run directory; returns its text. Raises SlimeError where the disk is full."""
     written = text(read_rows(folder / METRICS), folder)
     with files.disk_errors(folder):
         files.write_atomic(folder / SUMMARY, written.encode())
@@ -76,9 +72,8 @@ def _outcome(rows: Sequence[Row]) -> list[str]:
     held_out, reward = _values(rows, HELD_OUT), _values(rows, REWARD)
     difference = _values(rows, LOGPROB_DIFF)
     lines = [("held-out reward", _before_after(held_out)), ("training reward", _before_after(reward))]
-    lines += (
-        [("log-prob gap", f"{fmean(difference):.2g} nats a token, {max(difference):.2g} at most")] if difference else []
-    )
+    if difference:
+        lines.append(("log-prob gap", f"{fmean(difference):.2g} nats a token, {max(difference):.2g} at most"))
     return [f"{name:<18}{said}" for name, said in lines if said]
 
 
@@ -102,7 +97,7 @@ def _time_split(rows: Sequence[Row]) -> list[str]:
 
 
 def _memory(rows: Sequence[Row]) -> list[str]:
-    """What trainers held at most beside what was planned, phase by phase; nothing on cpu, which does not measure it."""
+    """Memory that trainers held at most, beside the planned one, phase by phase; a cpu does not measure it."""
     names = dict.fromkeys(name for row in rows for name in row if name.startswith("memory/"))
     lines = []
     for name in (name for name in names if not name.endswith("_planned_gib")):
@@ -114,7 +109,7 @@ def _memory(rows: Sequence[Row]) -> list[str]:
 
 
 def _contents(folder: Path) -> list[str]:
-    """What lies in the run directory, and how to load the model."""
+    """Contents of the run directory, and how to load the model."""
     there = {name: what for name, what in CONTENTS.items() if _holds_something(folder / name)}
     lines = [str(folder), *(f"  {name:<16}{what}" for name, what in there.items())]
     if "export" not in there:
@@ -123,7 +118,6 @@ def _contents(folder: Path) -> list[str]:
 
 
 def _class_of(export: Path) -> str:
-    """transformers' class that reads it."""
     with suppress(SlimeError):
         if scores(read_hf_config(str(export))):
             return "AutoModelForSequenceClassification"

@@ -1,4 +1,4 @@
-"""Whether a run still learns: it warns of what comes before a collapse, and stops a run whose rewards say nothing."""
+"""A watch over learning: it warns of what comes before a collapse, and stops a run whose rewards say nothing."""
 
 from __future__ import annotations
 

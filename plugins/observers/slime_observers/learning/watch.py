@@ -1,4 +1,4 @@
-"""Whether a run still learns: it ends when its rewards say nothing for long, and warns of what comes before that."""
+"""A watch over learning: a run ends when its rewards say nothing for long, and warns of what comes before that."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from slime.observe.metrics import ENTROPY, REWARD, REWARD_STD, TRUNCATED, ZERO_V
 from slime.types import RL
 
 COLLAPSED, RECOVERED = 0.1, 0.2
-"""Entropy relative to that of the first step: below the one it is warned of, above the other that is over."""
+"""Entropy relative to the first step's: a warning below the one, its end above the other."""
 NEARLY_ALL, FEWER = 0.9, 0.8
 """Share of truncated responses, likewise."""
 MOST_EQUAL, FEWER_EQUAL, FOR_STEPS, SOLVED = 0.8, 0.5, 10, 0.5
-"""Share of groups of equal rewards, likewise, and for how many steps in a row; a mean reward from which on that may be
-because prompts are solved."""
-
+"""Share of groups of equal rewards, likewise, and steps in a row; from this mean reward on prompts may be solved."""
 READ = {ENTROPY, REWARD, REWARD_STD, TRUNCATED, ZERO_VARIANCE}
 
 log = logging.getLogger(__name__)
 
 
 class LearningWatch:
-    """Sees the metrics of every step of a reinforcement-learning stage, as a subscriber of the run's events; one that
-    continues a run starts to count again.
+    """Sees the metrics of every step of a reinforcement-learning stage; where a run continues, it counts from 0 again.
 
     Args:
         stop: called with why the run should stop, once `zero_variance_steps` steps taught nothing.
@@ -102,7 +99,7 @@ class LearningWatch:
             )
 
     def _is_new(self, what: str, begins: bool, ends: bool) -> bool:
-        """Whether something begins that was not warned of since it ended last."""
+        """True if something begins that was not warned of since it ended last."""
         if ends:
             self._warned.discard(what)
         if not begins or what in self._warned:

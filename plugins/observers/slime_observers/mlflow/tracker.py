@@ -15,9 +15,9 @@ RUN_ID = "mlflow-run-id"
 """File in the run directory."""
 ENDS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
-"""A server that is away holds the run up for seconds; MLflow's own 120 s and 7 retries are minutes."""
+"""Limits by which a server that is away holds the run up for seconds: MLflow's own 120 s and 7 retries are minutes."""
 MAX_PARAMS, MAX_VALUE = 100, 6000
-"""Of a request, and characters of a parameter's value."""
+"""Parameters of a request, and characters of a value."""
 
 
 @dataclass

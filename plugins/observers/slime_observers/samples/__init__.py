@@ -1,4 +1,4 @@
-"""`samples/` of a run directory: what the model answered, a file a step, and functions that read them."""
+"""`samples/` of a run directory: the model's responses, a file a step, and functions that read them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""`samples/`: what the model answered, a JSON object a sample, a file a step and an evaluation.
-
-A big run keeps a share of them, up to `observe.samples_mb` in all: of a step, and of its steps.
-"""
+"""`samples/`: the model's responses, a JSON object a sample, a file a step and an evaluation. Of a big run a share is
+kept, of each step and of the steps, up to `observe.samples_mb` in all."""
 
 from __future__ import annotations
 
@@ -18,23 +16,22 @@ from slime_observers.samples.rows import EVALUATION, STEP, Row
 
 MB = 10**6
 NUM_FILES = 100
-"""Of the largest that a file may be, which `observe.samples_mb` has room for."""
+"""Files of the largest size that fit `observe.samples_mb`."""
 ROW_CHARACTERS = 200
-"""Of a line at least, beside its texts."""
+"""Least characters of a line beside its texts."""
 _NAME = re.compile(rf"({STEP}|{EVALUATION})-(\d+)\.jsonl")
 KEPT = "kept"
-"""What the filter said, in a row; of a dropped group it is the reason."""
-ROLLOUT, EVAL = "rollout/samples", "eval/samples"
-"""What trackers know them by."""
-TABLES = {STEP: ROLLOUT, EVALUATION: EVAL}
+"""The filter's decision in a row; of a dropped group the reason."""
+TABLES = {STEP: "rollout/samples", EVALUATION: "eval/samples"}
+"""Names for trackers."""
 
 
 class SampleLog:
     """Writes the samples of one run, as a subscriber of its events.
 
-    Of a step, whole groups are kept, spread evenly over it, up to a hundredth of the limit. Once all files pass the
-    limit, some are removed, of steps or of evaluations, whichever take more; those that stay are spread over the run.
-    The first and the newest always stay.
+    Whole groups of a step are kept, spread evenly over it, up to a hundredth of the limit. Once all files pass the
+    limit, some are removed, of steps or of evaluations, whichever take more, so that the others are spread over the
+    run. The first and the newest always stay.
 
     Args:
         folder: `<run>/samples`, which may hold those of the run that this one continues.
@@ -50,11 +47,8 @@ class SampleLog:
                 self._sizes[named[1]][int(named[2])] = path.stat().st_size
 
     def __call__(self, event: Event) -> None:
-        """Write `step-<step>.jsonl` or `eval-<step>.jsonl`, in place of the one that an abandoned step may have left.
-
-        Raises:
-            SlimeError: the disk is full.
-        """
+        """Write `step-<step>.jsonl` or `eval-<step>.jsonl`, in place of one that an abandoned step has left; raises
+        SlimeError where the disk is full."""
         match event:
             case Samples():
                 decisions = {group.id: KEPT if decision.keep else decision.reason for group, decision in event.judged}

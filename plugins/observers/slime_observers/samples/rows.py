@@ -11,23 +11,19 @@ from slime.contracts import SampleRow
 from slime.errors import SlimeError
 
 STEP, EVALUATION = "step", "eval"
-"""How the names of files begin."""
+"""Beginnings of the names of files."""
 COLUMNS = (
     *("prompt", "sample", "reward", "verdict", "reason", "parts", "filter", "finish", "num_tokens", "weight_versions"),
     *("label", "messages", "response"),
 )
-"""Of a row, as far as it has them."""
+"""Columns of a table of rows; a row may lack some."""
 
 Row = dict[str, Any]
 Cell = str | float | None
 
 
 def read_samples(path: Path) -> list[Row]:
-    """The rows of one file.
-
-    Raises:
-        SlimeError: a line is not a row of samples.
-    """
+    """The rows of one file; raises SlimeError where a line is not a row of samples."""
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
@@ -41,7 +37,7 @@ def read_samples(path: Path) -> list[Row]:
 
 
 def _is_sample(row: Any) -> bool:
-    """Whether a row has what is read of it below."""
+    """True if a row has what is read of it below."""
     if not isinstance(row, dict) or "reward" not in row:
         return False
     texts = [row.get(name) for name in ("prompt", "response", "finish")]
@@ -59,12 +55,8 @@ def _is_sample(row: Any) -> bool:
 
 
 def best_and_worst(rows: Iterable[SampleRow], num_prompts: int) -> list[list[SampleRow]]:
-    """Of the prompts whose rewards differ most the best and the worst response; where there is but one, that. Among
-    prompts that differ as much, those with the lowest reward come first.
-
-    Args:
-        num_prompts: at most.
-    """
+    """The best and the worst response, or the only one, to each of the `num_prompts` prompts whose rewards differ most;
+    among prompts that differ as much, those with the lowest reward come first."""
     groups: dict[str, list[SampleRow]] = {}
     for row in rows:
         groups.setdefault(row["prompt"], []).append(row)
@@ -81,9 +73,8 @@ def _order(group: Sequence[SampleRow]) -> tuple[float, float]:
 def said_of(row: SampleRow) -> str:
     """`reward 1.000, 37 tokens, completed, weights 3`, and the parts of the reward or why there is none."""
     reward = row.get("reward")
-    parts = [
-        f"{row.get('verdict', 'not scored')}: {row.get('reason', '')}" if reward is None else f"reward {reward:.3f}"
-    ]
+    refused = f"{row.get('verdict', 'not scored')}: {row.get('reason', '')}"
+    parts = [refused if reward is None else f"reward {reward:.3f}"]
     parts += [f"{name} {value:.3f}" for name, value in (row.get("parts") or {}).items()]
     versions = dict.fromkeys(str(version) for version, _ in row["weight_versions"])
     return ", ".join([*parts, f"{row['num_tokens']} tokens", row["finish"], f"weights {' '.join(versions)}"])

@@ -13,7 +13,7 @@ from slime.types import RunStatus, TrackedRun
 from slime_observers.samples.rows import best_and_worst, said_of
 
 NUM_PROMPTS = 4
-"""Whose responses are shown of a step: `samples/` beside it has all."""
+"""Prompts of a step whose responses are shown: `samples/` beside it has all."""
 
 
 class TensorBoard:

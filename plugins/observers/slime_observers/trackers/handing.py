@@ -15,9 +15,10 @@ from slime.time_limit import FAILURES, DidNotReturnError, failure, within
 from slime.types import RunStatus, TrackedRun
 
 RETRY_S = 60.0
-"""How long a tracker that failed is left alone: one that waits for a server costs the run that time each step."""
+"""Seconds for which a tracker that failed is left alone: one that waits for a server costs the run that time each
+step."""
 PATIENCE_S, LONG_PATIENCE_S = 60.0, 300.0
-"""How long a tracker may take for a row or for samples, and to start or to finish; what takes longer is ended."""
+"""Seconds that a tracker may take for a row or for samples, and to start or to finish; then it is ended."""
 
 Row = tuple[str, int, float, Mapping[str, float]]
 
@@ -25,14 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class Trackers:
-    """All of them at once, between `start` and the event `Ended`; a subscriber of the run's events.
+    """All trackers, by name, between `start` and the event `Ended`; a subscriber of the run's events.
 
-    A row that a tracker did not take waits and comes again, first in order, when the next one is due. Samples do not
-    wait: they would fill the memory of a long run.
-
-    Args:
-        chosen: by name.
-        clock: seconds, for when to try again.
+    A row that a tracker did not take waits and comes again, first in order, when the next one is due by `clock`.
+    Samples do not wait: they would fill the memory of a long run.
     """
 
     def __init__(self, chosen: Mapping[str, Tracker], clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,11 +38,7 @@ class Trackers:
         self._started: list[_Guarded] = []
 
     def start(self, run: TrackedRun) -> Trackers:
-        """Connect all.
-
-        Raises:
-            SlimeError: one does not start.
-        """
+        """Connect all; raises SlimeError where one does not start."""
         for guarded in self._trackers.values():
             try:
                 guarded.connect(run)
@@ -91,10 +84,8 @@ class _Guarded:
         except SlimeError:
             raise
         except FAILURES as error:
-            where, todo = (
-                f"observe.trackers.{self._name}",
-                f"Correct its settings, or run without: observe.trackers.{self._name}=false.",
-            )
+            where = f"observe.trackers.{self._name}"
+            todo = f"Correct its settings, or run without: {where}=false."
             raise SlimeError(f"it does not start ({failure(error)})", where=where, todo=todo) from error
 
     def resume(self, stage: str, step: int) -> None:
@@ -142,7 +133,7 @@ class _Guarded:
             self._failed_at = None
 
     def _leave_alone(self, error: BaseException) -> None:
-        """Ask one that did not return no more before the end: each time would cost the run as long."""
+        """Ask a tracker that did not return no more before the end: each time would cost the run as long."""
         if isinstance(error, DidNotReturnError):
             self._failed_at = math.inf
 

@@ -46,7 +46,7 @@ class BroadcastGroups(Sender):
         return Broadcast(links, pool, (_name(rank, store), group), self._device, store, among=among)
 
     def _has_others(self, links: Sequence[EngineLink]) -> bool:
-        """Collective over the sources: whether these engines are others than those of the version before."""
+        """True if these engines are others than those of the version before; collective over the sources."""
         engines = [link.url for link in links]
         told = [engines]
         if self._peers:
@@ -76,7 +76,7 @@ class BroadcastGroups(Sender):
 
 
 def _name(rank: int, store: TCPStore) -> str:
-    """Of a source and its process group, as messages tell it; other trainers of the same engines have another store."""
+    """Name of a source and its process group in messages; other trainers of the same engines have another store."""
     return f"trainer rank {rank} of {store.host}:{store.port}"
 
 
@@ -91,7 +91,6 @@ def join_engines(
 
 
 def num_ranks(links: Sequence[EngineLink]) -> int:
-    """Of all engines."""
     return sum(link.num_ranks for link in links)
 
 

@@ -11,12 +11,8 @@ from slime_sglang.engine.side import EngineSide
 
 
 def receive(told: Mapping[str, Any], side: EngineSide) -> Any:
-    """Take in the version of `told["sources"]`, process groups, as part `told["name"]` of the TCPStore at
-    `told["store"]` tells.
-
-    Returns:
-        What `side.load` returned of the last bucket.
-    """
+    """Take in the version of `told["sources"]`, process groups, by part `told["name"]` of the TCPStore at
+    `told["store"]`. Returns what `side.load` returned of the last bucket."""
     version = stream.part_of(stream.publishers_store(*told["store"], told["timeout_s"]), told["name"])
     groups = {name: side.groups[name] for name in told["sources"]}
     sources = [stream.Source(name, stream.part_of(version, name), group) for name, group in groups.items()]

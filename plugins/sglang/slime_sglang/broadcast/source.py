@@ -1,7 +1,7 @@
 """A version by broadcast, from one trainer rank or several to every tensor-parallel rank of every engine.
 
-What is on its way stands in a store (`slime_sglang.broadcast.stream`). The first source talks to the engines, over
-HTTP: one request each for the whole version.
+A store says what is on its way (`slime_sglang.broadcast.stream`). The first source talks to the engines, over HTTP: one
+request each for the whole version.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sources:
     Attributes:
         version: name of this publish.
         members: the name of each source and its place in `group`; the first talks to the engines.
-        group: process group of the sources, over gloo: what ends when one of them does.
+        group: process group of the sources, over gloo, which ends when one of them does.
     """
 
     version: str
@@ -60,11 +60,7 @@ class Sources:
             dist.send_object_list([report], group=self.group, group_dst=self.members[self.first])
 
     def report_of(self, name: str) -> Report:
-        """Wait for the end of another source.
-
-        Raises:
-            SlimeError: it failed, or its process ended.
-        """
+        """Wait for the end of another source; raises SlimeError if it failed, or its process ended."""
         told: list[Any] = [None]
         try:
             dist.recv_object_list(told, group=self.group, group_src=self.members[name])
@@ -88,8 +84,7 @@ class Broadcast:
         pool: a thread for each, and for each other source.
         group: process group of this process (rank 0) and the engines' ranks, and its name there.
         device: where buckets lie.
-        store: of `serve_store`, or the same store in another process; any number of publishes may have it, one after
-            the other.
+        store: of `serve_store`, here or in another process; publishes have it one after the other.
         among: all sources of this version; None: this one alone.
     """
 

@@ -1,8 +1,7 @@
-"""A version as streams of broadcasts, one from each source: what a bucket holds is announced in a store, under its
-number.
+"""A version as streams of broadcasts, one from each source. A store tells ahead what each bucket holds, so that an
+engine can wait for the next one while it loads one.
 
-Announced ahead, it lets an engine wait for the next bucket while it loads one. The store stays from one version to the
-next; each version has a part of it for its own, and each stream a part of that.
+The store stays from one version to the next; each version has a part of it, and each stream a part of that.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def publishers_store(host: str, port: int, timeout_s: float) -> TCPStore:
 
 
 def part_of(store: Store, name: str) -> Store:
-    """What one version may call its own, or one stream of it."""
+    """The part of one version, or of one stream of it."""
     return PrefixStore(name, store)
 
 
@@ -130,8 +129,8 @@ class _Arrived:
         self._digests: dict[str, Iterator[int]] = {}
 
     def add(self, coming: _Coming, *, last: bool) -> dict[str, Any]:
-        """Wait for a bucket. Its note numbers it within the version, whose last one brings the digests of all tensors:
-        each source tells those of its own with its last."""
+        """Wait for a bucket. Its note numbers it within the version, whose last bucket brings the digests of all
+        tensors; each source tells its own with its last bucket."""
         try:
             coming.work.wait()
         except RuntimeError as error:

@@ -1,9 +1,9 @@
-"""Deltas: what changed between two buckets of equal layout, in few bytes and exact to the bit.
+"""Deltas between two buckets of equal layout, in few bytes and exact to the bit.
 
-Compared are words of bits and never numbers, so that -0.0 and each NaN keep theirs. Of every word that changed there is
-its distance from the one before, and the difference of the two integers modulo 2^bits: after a small step of the
-optimizer most weights in bf16 are what they were, and the others are mostly the next number up or down. Both are cut
-into planes of bytes and compressed by zstd (`benchmarks/delta.py` compares with other ways).
+Words of bits are compared, never numbers, so that -0.0 and each NaN keep theirs. A delta has of every word that changed
+its distance from the one before, and the difference of the two integers modulo 2^bits: after a small step most weights
+in bf16 are what they were, and the others are mostly the next number up or down. Both are cut into planes of bytes and
+compressed by zstd (`benchmarks/delta.py` compares with other ways).
 """
 
 from __future__ import annotations
@@ -30,15 +30,11 @@ _NUM_THREADS = 16
 
 
 def encode(now: Bytes, before: Bytes, word: int) -> bytes | None:
-    """The delta that `apply` makes `now` of `before` with.
+    """The delta by which `apply` makes `now` of `before`; None if it would be no smaller than `now`.
 
     Args:
         now: [num_bytes] uint8, as `before`.
-        word: bytes of what is compared (1, 2, 4, 8): those of most of the elements. Any that divides `num_bytes` is
-            exact.
-
-    Returns:
-        None if it would be no smaller than `now`.
+        word: bytes that are compared at a time (1, 2, 4, 8): an element's. Any that divides `num_bytes` is exact.
     """
     assert len(now) == len(before), "buckets of equal layout"
     pieces = _on_all_cores(lambda at: _encode(now[at], before[at], word), len(now))
@@ -49,7 +45,7 @@ def apply(delta: memoryview, target: Bytes, word: int) -> None:
     """Make what `encode` got as `before` its `now`, in place.
 
     Raises:
-        ValueError: it is no delta of so many bytes. Part of `target` may be changed by then.
+        ValueError: it is no delta of as many bytes. Part of `target` may be changed by then.
     """
     pieces = _split(delta)
     if len(pieces) != -(-len(target) // _PIECE):

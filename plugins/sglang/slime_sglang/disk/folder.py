@@ -23,7 +23,7 @@ def folder_name(serial: int, version: int) -> str:
 
 
 def serial_of(name: str) -> int:
-    """Of a folder's name, partial or whole."""
+    """Number of a folder, partial or whole, by its name."""
     return int(name.lstrip(".").partition("-")[0])
 
 

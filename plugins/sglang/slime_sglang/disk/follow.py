@@ -69,11 +69,8 @@ class Follower:
         self._taken = dict.fromkeys(engines, "")
 
     def catch_up(self, timeout_s: float) -> list[SlimeError]:
-        """Let every engine that serves another version load the newest; returns what went wrong.
-
-        Raises:
-            SlimeError: there is no version.
-        """
+        """Let every engine that serves another version load the newest; returns what went wrong. Raises SlimeError
+        where there is no version."""
         from slime_sglang.disk.folder import stored
         from slime_sglang.disk.stored import read_manifest
 

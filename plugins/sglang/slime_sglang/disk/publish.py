@@ -1,7 +1,5 @@
-"""Publishing by way of a file system: a folder a version, which the engines then read.
-
-What is written is full, or a delta to the version before where the publisher still has that one's memory.
-"""
+"""Publishing by way of a file system: a folder a version, which the engines then read. It is full, or a delta to the
+version before where the publisher still has that one's memory."""
 
 from __future__ import annotations
 
@@ -57,11 +55,8 @@ class VersionFolder:
     newest: Published | None = None
 
     def begin(self, version: int) -> tuple[str, Path]:
-        """Make room for a version; returns its name and the folder to write it to.
-
-        All but the newest version and what that needs goes, and so does what never became whole: a reader of the newest
-        has a step's time.
-        """
+        """Make room for a version; returns its name and the folder to write it to. All but the newest version and what
+        that needs goes, and so does what never became whole: a reader of the newest has a step's time."""
         self.path.mkdir(parents=True, exist_ok=True)
         names = stored(self.path)
         needed = {names[-1], *read_manifest(self.path, names[-1]).builds_on} if names else set()
@@ -91,12 +86,11 @@ class DiskSender(Sender):
 
 
 class Disk:
-    """One version on its way into a folder, and from there into the engines.
+    """One version on its way into `folder`, which stays from one publish to the next, and from there into the engines.
 
     Args:
         links: every engine; they see the folder by the same path.
         pool: a thread for each.
-        folder: stays from one publish to the next.
         device: where buckets are filled.
     """
 

@@ -1,8 +1,8 @@
 """A version from a folder into an engine (`slime_sglang.disk.folder`), on every one of its ranks.
 
-On each host the first rank reads, into memory that the others map, and keeps it where deltas will follow: beside the
-version's bytes as they were published, a delta is all that has to be read of the next one. Whatever way they came by,
-the bytes go into the model as those of any other publish, and the receipt covers all of them.
+On each host the first rank reads, into memory that the others map. Where deltas will follow it keeps that memory, and
+reads only the delta of the next version. The bytes go into the model as those of any other publish, and the receipt
+covers all of them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Reader:
     """Reads one version, a bucket ahead.
 
     Args:
-        held: by the engine; while the version comes, and if it never becomes whole, nothing to build on.
+        held: by the engine; nothing builds on it until the version is whole.
 
     Raises:
         SlimeError: the version is not there, it is damaged, or what it builds on is gone or other than it was.
@@ -83,11 +83,7 @@ class Reader:
 
     def take(self, index: int) -> tuple[bytes, bool]:
         """The payload of a bucket, whose memory other processes map, and whether it is the last; the next one is read
-        meanwhile.
-
-        Raises:
-            SlimeError: a file is missing or damaged.
-        """
+        meanwhile. Raises SlimeError where a file is missing or damaged."""
         bucket, last = self._next.result(), index + 1 == len(self.manifest.buckets)
         if not last:
             self._next = self._pool.submit(self._read, index + 1)
@@ -156,14 +152,12 @@ def _wait_for(path: Path) -> None:
 
 
 def receive(told: Mapping[str, Any], side: EngineSide) -> Any:
-    """Take in the version `told["name"]` of the folder `told["folder"]`; collective over the engine's ranks.
-
-    Returns:
-        What `side.load` returned of the last bucket.
+    """Take in the version `told["name"]` of the folder `told["folder"]`; collective over the engine's ranks. Returns
+    what `side.load` returned of the last bucket, and raises what it raises.
 
     Raises:
         SlimeError: a file is missing or damaged.
-        VersionFault: the same on another rank, or `side.load` raised there. What it raises on this one passes.
+        VersionFault: the same on another rank, or `side.load` raised there.
     """
     host, gather = _host(), side.gather
     reads = next(pid for other, pid in gather((host, os.getpid())) if other == host) == os.getpid()

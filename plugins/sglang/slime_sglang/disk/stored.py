@@ -36,9 +36,8 @@ class Manifest:
     """What a version's folder says of it.
 
     Attributes:
-        summary: as an engine's receipt says it.
-        builds_on: folders of the versions that it needs, each the base of the next, from a full one on; none: it is
-            full itself.
+        summary: as an engine's receipt has it.
+        builds_on: folders of the versions that it needs, from a full one on, each the base of the next.
         base: fingerprint of the last of them.
         deltas_follow: an engine that keeps the buckets' memory needs to read the next version's deltas alone.
         digests: of every tensor, in their order.
@@ -61,11 +60,7 @@ def _bucket(fields: Mapping[str, Any]) -> StoredBucket:
 
 
 def read_manifest(folder: Path, name: str) -> Manifest:
-    """Of a version.
-
-    Raises:
-        SlimeError: the version is not there, or its manifest is damaged.
-    """
+    """A version's manifest; raises SlimeError if the version is not there, or its manifest is damaged."""
     path = folder / name / MANIFEST
     try:
         fields = unsealed(read_small(path))

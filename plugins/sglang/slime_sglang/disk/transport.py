@@ -35,8 +35,7 @@ class DiskTransport:
         return f"two full versions{deltas}", 2 * num_bytes
 
     def to_write(self, folder: Path, num_bytes: int) -> int:
-        """A full version, and another that it replaces. Deltas are left out; each is smaller than a full version,
-        mostly by far."""
+        """A full version, and another that it replaces. Deltas, which are smaller, mostly by far, are left out."""
         return num_bytes * (1 if stored(folder) else 2)
 
     def kept(self, weights: WeightsConfig, num_bytes: int) -> int:

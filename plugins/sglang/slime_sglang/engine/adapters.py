@@ -1,11 +1,9 @@
 """Adapters beside an engine's weights, on one rank: those of the version that it serves, for every request.
 
-SGLang keeps adapters by name, and requests name them. An engine of a run serves one policy. So here its only slot has
-the adapters of the version, whatever a request names: one that goes on under a new version does so with its adapters
-too, as it does with weights, and everything that keeps versions apart holds for both.
-
-SGLang's own loader tells where each element goes: it is given numbers for elements, once. Each version then goes
-there directly, whole with its last bucket, and is compared with what came.
+SGLang keeps adapters by name, and requests name them. An engine of a run serves one policy, so its only slot has the
+adapters of the version, whatever a request names; a request that goes on under a new version gets them as it gets the
+weights. SGLang's own loader tells where each element goes: once, it is given numbers for elements. Each version then
+goes there directly, whole with its last bucket, and is compared with what came.
 """
 
 from __future__ import annotations
@@ -31,11 +29,9 @@ from weight_buckets.views import Named
 
 BUFFERS = {"A_buffer", "B_buffer", "A_buffer_qkv", "B_buffer_qkv"}
 """Attributes by which SGLang's layers hold their part of the slots."""
-_NAME = "policy"
-"""Of the only adapter, in SGLang's tables."""
+_NAME = "policy"  # of the only adapter, in SGLang's tables
 _OTHER = re.compile(r"\.lora_([AB])\.")
-_managers: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
-"""By model, SGLang's `LoRAManager`."""
+_managers: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()  # SGLang's `LoRAManager`
 _plans: weakref.WeakKeyDictionary[torch.nn.Module, Places] = weakref.WeakKeyDictionary()
 
 Contents = Sequence[tuple[str, tuple[int, ...]]]
@@ -61,11 +57,11 @@ def takes_adapters(model: torch.nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Places:
-    """Where an adapter's elements go.
+    """Places of an adapter's elements.
 
     Attributes:
-        by_slot: the part of each buffer that a slot has, and by its elements the number of one of the adapter's, from 1
-            on; 0 where the buffer has nothing of it.
+        by_slot: the slot's part of each buffer, and for each element of it the number of the adapter's element, from 1
+            on; 0: none.
         partial: tensors that this rank uses parts of.
     """
 
@@ -75,7 +71,7 @@ class Places:
 
 
 class IncomingAdapters:
-    """Of one version, from their first bucket to their last. The slot is theirs with `finish`."""
+    """The adapters of one version, from their first bucket to their last. The slot is theirs with `finish`."""
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
@@ -110,7 +106,9 @@ class IncomingAdapters:
                 raise VersionFault(f"tensor '{name}' came without the other matrix of its adapter")
             if tensor.dtype != manager.dtype:
                 raise VersionFault(f"tensor '{name}' is {tensor.dtype}, the engine computes in {manager.dtype}")
-        places, flat = _places(model, manager, held), _flat(held, manager.dtype)
+        places = _places(model, manager, held)
+        # All elements by their numbers; number 0 is a zero.
+        flat = torch.cat([torch.zeros(1, dtype=manager.dtype), *(tensor.flatten() for tensor in held.values())])
         for target, numbers in places.by_slot:
             values = flat.index_select(0, numbers.flatten()).view(numbers.shape)
             target.copy_(values)
@@ -126,13 +124,8 @@ def _other(side: re.Match[str]) -> str:
     return ".lora_B." if side[1] == "A" else ".lora_A."
 
 
-def _flat(held: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """All elements by their numbers; number 0 is a zero."""
-    return torch.cat([torch.zeros(1, dtype=dtype), *(tensor.flatten() for tensor in held.values())])
-
-
 def _slot(manager: Any) -> int:
-    """That of requests without adapters, the only one."""
+    """The only slot: that of requests without adapters."""
     slot: int = manager.memory_pool.get_buffer_id(None)
     return slot
 

@@ -1,9 +1,8 @@
-"""What an engine's model computes with beside its parameters, and how that follows a version.
+"""Tensors that an engine's model computes with beside its parameters, and how they follow a version.
 
-What SGLang makes while it loads (the absorbed projections of latent attention, fused matrices) it makes again
-by itself.
-What a model makes of a weight when it first runs, and keeps, is either known here and brought up to date, or refused:
-it would stay at the weights of the version before.
+SGLang makes again what it makes while it loads (the absorbed projections of latent attention, fused matrices). What a
+model makes of a weight when it first runs, and keeps, is either brought up to date here, or refused: it would stay at
+the weights of the version before.
 """
 
 from __future__ import annotations
@@ -36,11 +35,8 @@ def refresh(model: torch.nn.Module) -> None:
 
 
 def after_dummy_weights(original: Callable[..., None], model: Any) -> None:
-    """Around what SGLang makes of the weights that an engine starts with, which are none yet.
-
-    Some classes that draft with a layer of latent attention inherit the method for whole models, and end the engine
-    (SGLang 0.5.16): they have the layer under another name.
-    """
+    """Around what SGLang makes of an engine's first, made-up weights. Some classes that draft with a layer of latent
+    attention inherit the method for whole models, and end the engine (SGLang 0.5.16): they name the layer otherwise."""
     inner = getattr(model, "model", None)
     if hasattr(model, "post_load_weights") and hasattr(inner, "decoder") and not hasattr(inner, "start_layer"):
         model.post_load_weights(is_nextn=True)
@@ -49,8 +45,7 @@ def after_dummy_weights(original: Callable[..., None], model: Any) -> None:
 
 
 def kept_beside(model: torch.nn.Module, parameters: Memory) -> Mapping[str, torch.Tensor]:
-    """The tensors that modules and their quantisation methods hold beside the model's parameters and the adapters of a
-    version, by name."""
+    """Tensors of modules and of their quantisation methods that are neither parameters nor adapters, by name."""
     return {
         f"{name}.{attribute}": value
         for name, holder in _holders(model)
@@ -68,10 +63,10 @@ def _holders(model: torch.nn.Module) -> Iterator[tuple[str, Mapping[str, object]
 
 
 def unknown(model: torch.nn.Module, parameters: Memory) -> str | None:
-    """Why the model may compute with other weights than those of the version that just arrived, None if it does not.
+    """Why the model may compute with other weights than the version's that just arrived; None: it does not.
 
-    Two kinds of tensors are looked for, floating-point ones that are not known to follow: those that were not there
-    after the first version, which the model made while it ran; and matrices as large as a parameter of their module.
+    Two kinds of floating-point tensors are not known to follow: those that the model made after the first version,
+    while it ran, and matrices as large as a parameter of their module.
     """
     beside = {
         name: tensor

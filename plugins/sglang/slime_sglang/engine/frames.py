@@ -1,7 +1,7 @@
-"""Answers of an engine that have bytes beside their JSON: frame by frame, as the server writes and a client reads them.
+"""Answers of an engine that have bytes beside their JSON, in frames.
 
-A frame is two lengths (little-endian, 32 bits), an answer in JSON without its bytes, and the bytes. As base64 in JSON
-they would be a third more, coded, searched for quotes and decoded.
+A frame is two lengths (little-endian, 32 bits), an answer in JSON without its bytes, and the bytes. Base64 in JSON
+would be a third longer, and would be coded, searched for quotes and decoded.
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ _LENGTHS = struct.Struct("<II")
 
 
 def frame(answer: Mapping[str, Any], dumps: Callable[[Any], bytes] = orjson.dumps) -> bytes:
-    """One answer; its `meta_info` loses its bytes to the end of the frame.
-
-    Args:
-        dumps: to JSON.
-    """
+    """One answer; the bytes of its `meta_info` go to the end of the frame. `dumps` writes JSON."""
     meta = answer.get("meta_info", {})
     rows = meta.get(ROWS)
     if rows is not None:

@@ -1,14 +1,11 @@
 """The engine's half of the receipt, inside SGLang's scheduler processes (entry-point group `sglang.srt.plugins`).
 
-Version 1 is loaded by SGLang's own loader while every write into the model's memory is recorded. Later versions replay
-these writes without the loader (`slime_sglang.engine.incoming`). Both are verified: each received tensor has the
-published bytes and all of it was used; each parameter was wholly written by this version. SGLang is hooked by its own
-plugin mechanism (`HookRegistry`), not patched. Weights that arrive without a `BucketNote`, which slime's have, are
-refused.
+`slime_sglang.engine.incoming` brings a version in. It is verified: each received tensor has the published bytes and all
+of it was used; each parameter was wholly written by this version. SGLang is hooked by its own plugin mechanism
+(`HookRegistry`), not patched. Weights that arrive without a `BucketNote`, which slime's have, are refused.
 
-A model that drafts for another one (speculative decoding with the model's own multi-token prediction layer) takes every
-bucket as well, with a record of its own. A tensor that neither model uses is a fault, and so is a parameter of either
-model that was not written.
+A model that drafts for another one (with its own multi-token prediction layer) takes every bucket as well, with a
+record of its own. A tensor that neither model uses is a fault, and so is an unwritten parameter of either.
 """
 
 from __future__ import annotations
@@ -98,20 +95,15 @@ def install() -> None:
 
 
 def unset_scales(method: Any, layer: Any) -> None:
-    """Before SGLang takes over the scales of a layer's KV cache, which models in FP8 have as parameters.
-
-    No checkpoint of ours has them, but the dummy weights that engines start from do: numbers near 0, by which a cache
-    in FP8 would lose every value. Below 0 they count as missing and become 1.
-    """
+    """Before SGLang takes over the scales of a layer's KV cache, parameters of models in FP8: no checkpoint of ours has
+    them, and those of dummy weights are near 0, by which a cache in FP8 loses every value. Below 0 they become 1."""
     layer.k_scale.fill_(-1.0)
     layer.v_scale.fill_(-1.0)
 
 
 def know_draft(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
-    """Around the scheduler's update, which is where SGLang still knows of the drafting model.
-
-    Ours go to the other one (`disable_draft_model`; broadcasts always do), and `load_bucket` hands them on.
-    """
+    """Around the scheduler's update, where SGLang still knows the drafting model. Ours go to the other one
+    (`disable_draft_model`; broadcasts always do), and `load_bucket` hands them on."""
     from sglang.srt.managers.scheduler_components import weight_updater
 
     if draft := weight_updater._get_draft_model_runner(manager.draft_worker):
@@ -120,11 +112,8 @@ def know_draft(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any
 
 
 async def keep_version(original: Callable[..., Awaitable[Answer]], front: Any, *arguments: Any) -> Answer:
-    """Around an update, in the process that answers requests: the weights no longer are those of their version.
-
-    Whatever happens to the update, nobody is answered with a part of the old and a part of the new under either's
-    number: SGLang sets that of the new version after its last bucket, if nothing was wrong with it.
-    """
+    """Around an update, in the process that answers requests: no answer has the number of the old or the new version
+    while weights are of both. SGLang sets the new one after the last bucket, if nothing was wrong."""
     _set_version(front, INCOMPLETE)
     success, message = await original(front, *arguments)
     if _REFUSED in message:
@@ -171,10 +160,8 @@ def _attempt(original: Callable[..., Answer], worker: Any, recv_req: Any) -> Ans
 
 
 def _merge(result: Answer) -> Answer:
-    """One answer for all tensor-parallel ranks of the engine: the first fault, or that nothing was left unused.
-
-    Every rank gets here, whatever happened before.
-    """
+    """One answer for all tensor-parallel ranks of the engine, each of which gets here whatever happened before: the
+    first fault, or that nothing was left unused."""
     results: Sequence[Answer] = _gather(result)
     if fault := next((other for other in results if not other[0]), None):
         return fault
@@ -204,10 +191,8 @@ def receive_version(
     group_name: str,
     load_format: str | None = None,
 ) -> Answer:
-    """Around SGLang's broadcast: take a whole version, over the transport that the request names.
-
-    What that needs to know travels as the load format, the only text that the request has room for.
-    """
+    """Around SGLang's broadcast: take a whole version, by the transport that the request names. What it needs to know
+    travels as the load format, the only text that the request has room for."""
     if not (load_format and load_format.startswith(f'{{"{NOTE_KEY}"')):
         raise VersionFault(_REFUSED)
     told, load = json.loads(load_format)[NOTE_KEY], functools.partial(_load, updater)
@@ -228,9 +213,8 @@ def _receiver(transport: str) -> Callable[[Mapping[str, Any], EngineSide], Any]:
     return receive
 
 
-def _load(updater: Any, bucket: dict[str, Any]) -> Answer:
-    result: Answer = updater.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
-    return result
+def _load(updater: Any, bucket: dict[str, Any]) -> Any:
+    return updater.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
 
 
 def load_bucket(
@@ -261,8 +245,7 @@ def _load_draft(draft: Any, bucket: dict[str, Any]) -> list[Partial]:
     """Load a bucket of ours into the drafting model, if there is one; returns what it used only parts of."""
     if draft is None:
         return []
-    _, message = draft.update_weights_from_tensor(named_tensors=bucket, load_format=_BUCKET)
-    partials: list[Partial] = json.loads(message)["partials"]
+    partials: list[Partial] = json.loads(_load(draft, bucket)[1])["partials"]
     return partials
 
 
@@ -272,8 +255,8 @@ def _stays_in_place(model: torch.nn.Module) -> bool:
 
 
 def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a version must write: less what a drafting model borrows (embeddings and output head of the model it drafts
-    for), less modules that never run, and less scales of KV caches, which SGLang exempts from its own check too."""
+    """Parameters that a version must write. A drafting model borrows embeddings and output head of the model it drafts
+    for; modules that never run are left out too, and scales of KV caches, as by SGLang's own check."""
     lenders = [target for target, draft in _drafts.items() if draft.get_model() is model]
     others = [*lenders, *(module for find in _finders_of_idle() for module in find(model))]
     exempt = {parameter.data_ptr() for other in others for parameter in other.parameters()}

@@ -4,8 +4,7 @@ Version 1 is loaded by SGLang's `load_weights` while its in-place writes are rec
 recorded copies, bucket by bucket, as long as they bring the same tensors (`slime_sglang.engine.load_plan`). Both are
 verified in the same way: digests are of what came, and parameters are compared with it after loading.
 
-Where engines have adapters beside their weights, every version brings them, and the weights come once: a version of
-adapters alone leaves them as they are.
+Where engines have adapters, every version brings them, and the weights come once.
 """
 
 from __future__ import annotations

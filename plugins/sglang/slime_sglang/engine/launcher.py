@@ -1,9 +1,7 @@
 """`python -m slime_sglang.engine.launcher FIELD=JSON ...`: one SGLang server that ends when its parent ends.
 
-Its key comes through standard input.
-
-SGLang spawns its workers from the main module, so what this module does at import happens in all of them; forked ones
-inherit it.
+Its key comes through standard input. SGLang spawns its workers from the main module, so what this module does at import
+happens in all of them; forked ones inherit it.
 """
 
 from __future__ import annotations
@@ -65,11 +63,9 @@ def on_cpu() -> ModuleType | None:
 
 
 def skip_what_no_engine_needs() -> None:
-    """Leave out two things that SGLang does in each process, of which nothing comes.
-
-    It imports Megatron-core where that is installed, for its dumper of tensors. And for each hook on a method it looks
-    through six thousand modules for the same under another name, as `from module import function` makes one.
-    """
+    """Leave out two things that SGLang does in each process: it imports Megatron-core where that is installed, for its
+    dumper of tensors, and for each hook on a method it looks through six thousand modules for the same under another
+    name, as `from module import function` makes one."""
     from sglang.srt.plugins import hook_registry
 
     sys.modules["megatron"] = None  # type: ignore[assignment]  # to Python, a module that is not there
@@ -82,9 +78,9 @@ def skip_what_no_engine_needs() -> None:
 
 
 def hook() -> None:
-    """Have the server and its schedulers tell their stacks when they are asked (`stack_dumps`), end when one of
-    them is killed, and find everything that they leave in /dev/shm under the name of the engine's scratch folder
-    (`scratch.clear`). Have strangers get no answer but to `/health`."""
+    """Have the server and its schedulers tell their stacks when asked (`stack_dumps`), end when one of them is killed,
+    name what they leave in /dev/shm after the engine's scratch folder (`scratch.clear`), and answer strangers on
+    `/health` alone."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     front = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
@@ -120,11 +116,9 @@ def register_scheduler(
 
 
 def watch(started: tuple[Any, Sequence[BaseProcess]], *arguments: Any) -> None:
-    """After a server has started its schedulers, or the process that starts them for data-parallel attention.
-
-    SGLang looks after them on the first host only, once a second, and never after those of data-parallel attention. A
-    rank of another host then fails first, in a collective, and would be taken for the cause.
-    """
+    """After a server has started its schedulers, or the process that starts them for data-parallel attention. SGLang
+    looks after them on the first host only, once a second, and never after those of data-parallel attention: a rank of
+    another host would fail first, in a collective, and be taken for the cause."""
     only_waits = multiprocessing.parent_process() or parse(sys.argv[1:]).get("node_rank")
     # A process that does nothing but wait for them must not end before it has said how they did.
     threading.Thread(target=end_with, args=(started[1],), daemon=not only_waits).start()
@@ -152,8 +146,7 @@ def end_with(processes: Sequence[BaseProcess]) -> None:
 
 
 def port_of_the_first(*arguments: Any) -> bool:
-    """Instead of looking, on every host, whether the ports are free that only the first process listens on: where hosts
-    are one, it may have taken them by now."""
+    """Instead of looking whether the ports are free on which only the first process listens: it may have taken them."""
     return True
 
 

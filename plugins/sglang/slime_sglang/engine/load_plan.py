@@ -1,7 +1,7 @@
-"""What a loader did with each bucket of a version, to do the same with the next version without a loader.
+"""Plans of what a loader did with each bucket of a version, by which the next version does without the loader.
 
-SGLang's finds every tensor's place by its name, in Python: for a mixture of experts it goes through all experts for
-each of tens of thousands of tensors. Every version brings the same tensors in the same buckets to the same places.
+SGLang's loader finds every tensor's place by its name, in Python: for a mixture of experts it goes through all experts
+for each of tens of thousands of tensors. Every version brings the same tensors in the same buckets to the same places.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from slime_sglang.engine.coverage import Intervals
-from slime_sglang.engine.writes import Memory
+from slime_sglang.engine.writes import Memory, Write
 from weight_buckets.bucket import Header
 from weight_buckets.views import BlockView, copy_all, views
 
@@ -78,19 +78,11 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Fill:
-    """The padding of a parameter, and the constant it holds."""
-
-    target: torch.Tensor
-    value: Any
-
-
-@dataclass(frozen=True)
 class LoadPlan:
     """What a loader did with one bucket.
 
     Attributes:
-        contents: of the bucket.
+        fills: of the padding of parameters, with a constant.
         written: bytes of each parameter that were written.
         writers: by parameter, the tensors it was written from.
         partial: of the bucket's tensors.
@@ -98,7 +90,7 @@ class LoadPlan:
 
     contents: Contents
     copies: Sequence[Copy]
-    fills: Sequence[Fill]
+    fills: Sequence[Write]
     written: Mapping[str, Intervals]
     writers: Mapping[str, Sequence[str]]
     partial: Partial
@@ -128,11 +120,8 @@ _PLAIN = {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn}
 
 
 class LoadPlans:
-    """Of all buckets of a version, in their order; none if every version needs the engine's loader.
-
-    Args:
-        parameters: which they write.
-    """
+    """The plans of all buckets of a version, in their order, which write `parameters`; none if every version needs the
+    engine's loader."""
 
     def __init__(self, parameters: Memory, by_bucket: Sequence[LoadPlan]) -> None:
         self._places = _places(parameters)

@@ -1,8 +1,4 @@
-"""Which SGLang processes are those of slime's engines.
-
-SGLang loads the plugins of its environment in all of its processes, also in those of another program: its weights are
-nothing of ours.
-"""
+"""Processes of slime's engines among SGLang's: it loads the plugins of its environment in other programs' as well."""
 
 from __future__ import annotations
 

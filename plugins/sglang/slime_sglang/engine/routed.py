@@ -1,9 +1,8 @@
 """Experts that an engine notes for routing replay, in a byte each and handed over as bytes.
 
-SGLang notes four bytes for every expert in page-locked memory, those of layers without any too, and answers in base64.
-Here it notes one byte (two where a layer has more than 256 experts), of the layers that have experts: the memory, the
-copies from the device, what the scheduler gathers for a request and what it sends are a fourth or less. The server
-answers in frames (`slime_sglang.engine.frames`).
+SGLang notes four bytes for every expert in page-locked memory, for layers without experts too, and answers in base64.
+Here it notes one byte (two where a layer has more than 256 experts), of the layers that have experts, so that the
+memory and all copies are a fourth or less. The server answers in frames (`slime_sglang.engine.frames`).
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ _COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
 
 
 def note_in_bytes(original: Callable[..., Any], *, model: Any, model_config: Any, num_tokens: int, **sizes: Any) -> Any:
-    """Around SGLang's constructor of what notes experts, in its schedulers: with a cache of small numbers.
-
-    Args:
-        num_tokens: of the pool.
-    """
+    """Around SGLang's constructor of what notes experts, in its schedulers: with a cache of small numbers, for the
+    `num_tokens` of the pool."""
     capturer = original(model=model, model_config=model_config, num_tokens=1, **sizes)
     if capturer is None:
         return None

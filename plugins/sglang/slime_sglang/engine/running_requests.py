@@ -1,7 +1,7 @@
-"""A publish while requests are inside an engine that is paused, in SGLang's scheduler processes.
+"""A publish while requests are inside a paused engine, in SGLang's scheduler processes.
 
-SGLang answers a request with one version, the last. Here it learns of every one: how many tokens a request had when
-the version changed stands with its answer under `SPANS`, for `slime.engine_client.client`.
+SGLang answers a request with one version, the last. Here the answer says under `SPANS` how many tokens the request had
+at each change of the version, for `slime.engine_client.client`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ _served: str | None = None
 
 
 def under_requests(original: Callable[..., Any], manager: Any, recv_req: Any) -> Any:
-    """Around the scheduler's update, on every rank alike.
-
-    SGLang flushes the cache behind the last bucket, and the engine dies if requests hold a part of it: so that is
-    refused before anything is loaded. An update without a flush leaves the keys of older weights where they are.
-    """
+    """Around the scheduler's update, on every rank alike. SGLang flushes the cache behind the last bucket, and dies if
+    requests hold a part of it: so that is refused before anything is loaded. An update without a flush leaves the keys
+    of older weights where they are."""
     global _served
     scheduler = manager.scheduler
     if recv_req.flush_cache and scheduler._engine_paused and _holders(scheduler):
@@ -39,10 +37,8 @@ def under_requests(original: Callable[..., Any], manager: Any, recv_req: Any) ->
 
 
 def flush_behind_waiting(original: Callable[..., bool], scheduler: Any, empty_cache: bool = True) -> bool:
-    """Around the flush of the cache, which SGLang refuses while requests wait, although these hold nothing of it.
-
-    Those that a pause has put back into the queue compute all of their keys again, with the weights of then.
-    """
+    """Around the flush of the cache, which SGLang refuses while requests wait. Those that a pause has put back into the
+    queue hold nothing of it: they compute all of their keys again."""
     if not scheduler._engine_paused:
         return original(scheduler, empty_cache)
     waiting, scheduler.waiting_queue = scheduler.waiting_queue, []
@@ -70,10 +66,8 @@ def _begun(scheduler: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _note(request: Any, count: int, version: str) -> None:
-    """Have the answer say that the first `count` tokens, but for those noted before, are of `version`.
-
-    SGLang sends the entries of tokens with their tokens, so it stands with the first that was not sent yet.
-    """
+    """Have the answer say that the first `count` tokens, but for those noted before, are of `version`: with the first
+    token that was not sent yet, as SGLang sends entries of tokens with these."""
     if request.customized_info is None:
         request.customized_info = {}
     entries: list[Any] = request.customized_info.setdefault(SPANS, [])

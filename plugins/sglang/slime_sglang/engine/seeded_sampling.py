@@ -28,11 +28,9 @@ def install() -> None:
 
 
 def draw_apart(result: None, scheduler: Any, *arguments: Any, **named: Any) -> None:
-    """After a scheduler was built, in its process: give every data-parallel attention rank noise of its own.
-
-    SGLang seeds all ranks of an engine alike. Requests come to the data-parallel ranks in turn, so a prompt would get
-    the same response on each of them. Ranks that share a request keep one seed.
-    """
+    """After a scheduler was built, in its process: give every data-parallel attention rank noise of its own. SGLang
+    seeds all ranks alike, and a prompt would get the same response on each. Ranks that share a request keep one
+    seed."""
     from sglang.srt.utils import set_random_seed
 
     if scheduler.ps.attn_dp_rank:
@@ -44,11 +42,9 @@ def below_one(
 ) -> torch.Tensor:
     """Hashes as int64, of which none is 2^32 - 1.
 
-    SGLang divides them by 2^32 - 1 and takes -log(-log(x)) for Gumbel noise. That is infinite for the largest hash, and
-    the token of that column is drawn, however unlikely it is: 1 of 2^32 / vocabulary tokens, which is 1 of 28,000 for a
-    vocabulary of 151,552.
+    SGLang divides them by 2^32 - 1 and takes -log(-log(x)) for Gumbel noise: infinite for the largest hash, whose token
+    is then drawn, however unlikely it is. That is 1 token of 28,000 for a vocabulary of 151,552.
 
-    Positions may be more than there are rows: SGLang fills a batch up to what other data-parallel attention ranks have,
-    takes seeds and logits of the padding away again and leaves its positions.
+    Positions may be more than rows: SGLang takes seeds and logits of a batch's padding away and leaves its positions.
     """
     return murmur_hash32(seed, positions[: len(seed)], col_indices).to(torch.int64).clamp(max=LARGEST)

@@ -1,4 +1,4 @@
-"""A number of each sampled token that SGLang's answers tell: for plugins with the hook `slime_recordings`."""
+"""A number of each sampled token, read from SGLang's answers: for plugins with the hook `slime_recordings`."""
 
 from __future__ import annotations
 

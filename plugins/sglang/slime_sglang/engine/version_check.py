@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slime_sglang.engine.coverage import Coverage, Intervals
-from slime_sglang.engine.load_plan import Copy, Fill, LoadPlan, Partial, ReceivedBucket
+from slime_sglang.engine.load_plan import Copy, LoadPlan, Partial, ReceivedBucket
 from slime_sglang.engine.writes import Memory, Write, differences
 from weight_buckets.receipt import BucketNote, Fingerprint
 from weight_buckets.views import BlockView, Named
@@ -72,7 +72,7 @@ class VersionCheck:
             coverage = written.setdefault(parameter.name, Coverage(parameter.tensor.nbytes))
             coverage.add_view(write.target, parameter.address)
             if write.source is None:  # SGLang fills the padding of vocabulary-parallel weights
-                fills.append(Fill(write.target, write.value))
+                fills.append(write)
                 continue
             source = sources.find(write.source)
             if source is None:
@@ -105,15 +105,15 @@ class VersionCheck:
         self.partial |= plan.partial
 
     def finish(self, published: Sequence[int], *, whole: bool = True) -> dict[str, Any]:
-        """After the last bucket: all tensors arrived as published, every copy holds the bits of its source, and every
-        parameter was written completely.
+        """The receipt, after the last bucket: all tensors arrived as published, every copy holds the bits of its
+        source, and every parameter was written completely.
 
         Args:
             published: the digest of each tensor, in the order in which they came.
             whole: False: a version that leaves the parameters as they are.
 
-        Returns:
-            The receipt: what of this version came.
+        Raises:
+            VersionFault: naming what is wrong.
         """
         coverages = self._written.items() if whole else ()  # looked at while the device is still busy
         gaps = {name: ranges for name, coverage in coverages if len(ranges := coverage.missing())}

@@ -15,8 +15,7 @@ from weight_buckets.receipt import is_words
 
 @dataclass(frozen=True)
 class Write:
-    """One in-place write: `target` is the written view, `source` the tensor it was copied from (None: it was filled
-    with `value`)."""
+    """One in-place write into a view, from the tensor `source`, or where that is None of the constant `value`."""
 
     target: torch.Tensor
     source: torch.Tensor | None
@@ -39,12 +38,11 @@ class Joined:
 
 @contextlib.contextmanager
 def observed_writes() -> Iterator[list[Write]]:
-    """Note every in-place write of the whole process while the block runs.
+    """Note every in-place write of the whole process while the block runs. What is copied from the result of a
+    `torch.cat` counts as copied from its parts: SGLang fuses some projections so.
 
-    What is copied from the result of a `torch.cat` counts as copied from its parts: SGLang fuses some projections so.
-
-    The methods are replaced on the class, not by a TorchFunctionMode: that is local to a thread, and SGLang's
-    loaders may copy from a thread pool. Torch inherits the three from its C base class, so deleting restores them.
+    The methods are replaced on the class: a TorchFunctionMode is local to a thread, and SGLang's loaders may copy from
+    a thread pool. Torch inherits the three from its C base class, so deleting restores them.
     """
     writes: list[Write] = []
     joined: dict[int, Joined] = {}
@@ -80,24 +78,23 @@ def observed_writes() -> Iterator[list[Write]]:
 
 @dataclass(frozen=True)
 class Region:
-    """A named tensor and the memory it occupies, from `address` to `end`."""
+    """A named tensor and the address of its memory."""
 
     name: str
     tensor: torch.Tensor
     address: int
-    end: int
 
-    @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> Region:
-        address = tensor.data_ptr()
-        return cls(name, tensor, address, address + tensor.nbytes)
+    @property
+    def end(self) -> int:
+        return self.address + self.tensor.nbytes
 
 
 class Memory:
     """Finds the named tensor in whose memory another tensor lies (dense tensors that do not overlap)."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self.regions = sorted((Region.of(name, tensor) for name, tensor in named), key=lambda region: region.address)
+        regions = (Region(name, tensor, tensor.data_ptr()) for name, tensor in named)
+        self.regions = sorted(regions, key=lambda region: region.address)
         self._addresses = [region.address for region in self.regions]
 
     def find(self, tensor: torch.Tensor) -> Region | None:
@@ -110,8 +107,7 @@ class Memory:
 
 
 def differences(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """[num_copies] boolean, of at least one: `differs` of each (target, source), where it can be on CUDA in one
-    launch."""
+    """[num_copies] boolean: `differs` of each (target, source), of at least one; on CUDA in one launch where it can."""
     plain = [index for index, copy in enumerate(copies) if copy[0].is_cuda and _is_plain(*copy)]
     found: dict[int, torch.Tensor] = {}
     if plain:
@@ -130,10 +126,8 @@ def _is_plain(target: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def differs(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Boolean scalar, still on its device: `target` does not hold the bits of `source`.
-
-    Where the loader converted the dtype, the value must survive the way back: widening passes, rounding does not.
-    """
+    """Boolean scalar, still on its device: `target` does not hold the bits of `source`. Where the loader converted the
+    dtype, the value must survive the way back: widening passes, rounding does not."""
     back = target.to(source.dtype)
     source = source.expand(target.shape)
     wide = is_words(back) and is_words(source)

@@ -55,11 +55,10 @@ class _Engine:
 
 
 class Restarts:
-    """Starts engines again, under the budget of `rollout.restarts`. A `slime.cluster.calls.Restarting`: it is asked
-    by every call that waits, in whichever thread, one after the other.
+    """Starts engines again, under the budget of `rollout.restarts`. A `slime.cluster.calls.Restarting`: every call that
+    waits asks it, in whichever thread, one after the other.
 
     Attributes:
-        why_not: see `Restarting`.
         num_begun: starts so far.
         seconds: from deaths to the first requests after them, so far.
     """
@@ -94,13 +93,13 @@ class Restarts:
         return [index for index in self.lost() if self._engines[index].starting is None]
 
     def reachable(self) -> list[Endpoint | None]:
-        """Of every engine that gets weights and is up its endpoint."""
+        """Endpoint of each engine that gets weights; None: it is not up."""
         known = zip(self._engines, self._processes.endpoints, strict=False)
         return [None if engine.starting is not None else endpoint for engine, endpoint in known]
 
     def has_weights(self, index: int, endpoint: Endpoint) -> bool:
-        """An engine has got its weights at `endpoint`: whether it is back by that. Not if it has died since, nor if it
-        was not lost."""
+        """True if an engine that has got its weights at `endpoint` is back by that: it was lost, and has not died
+        since."""
         engine = self._engines[index]
         if not engine.is_lost or engine.starting is not None or self._processes.endpoints[index] != endpoint:
             return False

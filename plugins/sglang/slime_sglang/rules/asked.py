@@ -1,4 +1,4 @@
-"""What the rules about SGLang's fields look at."""
+"""The facts that the rules about SGLang's fields look at."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slime.topology.topology import Topology
 
 @dataclass(frozen=True)
 class Asked:
-    """What the rules look at: one group's fields, the model's sizes by Megatron's names, and its building blocks."""
+    """One group's fields, the model's sizes by Megatron's names, and its building blocks."""
 
     topology: Topology
     group: EngineGroup

@@ -1,8 +1,8 @@
-"""What SGLang 0.5.16 refuses, or changes without a word, of an engine group's fields: one rule a function.
+"""Rules for an engine group's fields, one a function: what SGLang 0.5.16 refuses, or changes without a word.
 
 SGLang cannot be asked itself: `ServerArgs` takes seconds to import and asks the GPU. The rules were read in its
-`server_args.py`, `arg_groups` and `layers/moe`; a test holds them against the real `ServerArgs`,
-where that needs no GPU.
+`server_args.py`, `arg_groups` and `layers/moe`; a test holds them against the real `ServerArgs`, where that needs no
+GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def sglang_problems(
 
     Args:
         model: keywords of Megatron's TransformerConfig.
-        blocks: that the model is built of.
+        blocks: of the model.
     """
     found: dict[str, SlimeError] = {}
     for problem in _broken(topology, model, blocks):
@@ -64,8 +64,8 @@ def _broken(topology: Topology, model: Mapping[str, Any], blocks: Collection[Bui
 
 
 def _frozen(topology: Topology) -> Iterator[SlimeError]:
-    """Of groups that have models of their own: what has to do with publishing does not concern them, and of a model
-    whose sizes are not known only the fields themselves are looked at."""
+    """Rules for groups with models of their own, to which nothing is published. Where the model's sizes are not known,
+    only the fields themselves are looked at."""
     known = frozen_sizes(topology) if topology.frozen else {}
     for group in topology.frozen:
         other = known.get(group.name)
@@ -83,7 +83,6 @@ def _frozen(topology: Topology) -> Iterator[SlimeError]:
 
 
 def _own_drafts(asked: Asked, *, has_layer: bool) -> Iterator[SlimeError]:
-    """Whether the model has what it is told to draft with."""
     key = "speculative_algorithm"
     if asked.get(key) is not None and "is_embedding" in server_fields(asked.topology.config, asked.group, 0):
         yield asked.problem(key, f"is {asked.get(key)}, but a reward model generates nothing", "Set it to null.")
@@ -115,7 +114,6 @@ def _data_parallel(asked: Asked) -> Iterator[SlimeError]:
 
 
 def _head(asked: Asked) -> Iterator[SlimeError]:
-    """A precision of one side alone is a gap of its own: the trainer's head has that of its weights."""
     key = "enable_fp32_lm_head"
     if asked.get(key) and run_stages(asked.topology.config).reinforces:
         what = "is true, but trainers compute the head in the precision of its weights: the two would differ more"
@@ -166,7 +164,6 @@ def _experts(asked: Asked) -> Iterator[SlimeError]:
 
 
 def _expert_places(asked: Asked) -> Iterator[SlimeError]:
-    """Where experts are kept, and whether requests find them there."""
     if asked.get("enable_eplb"):
         what = "moves experts to other ranks while the engine serves; publishing writes them where they were"
         yield asked.problem("enable_eplb", what, "Remove it; ep_num_redundant_experts alone is served.")
@@ -178,7 +175,7 @@ def _expert_places(asked: Asked) -> Iterator[SlimeError]:
 
 
 def _weights(asked: Asked) -> Iterator[SlimeError]:
-    """What the format that engines hold weights in asks of them."""
+    """Rules of the format in which engines hold weights."""
     try:
         form = asked.topology.weight_format
     except SlimeError as problem:
@@ -237,7 +234,7 @@ def _dispatch(asked: Asked) -> Iterator[SlimeError]:
 
 
 def _cache(asked: Asked) -> Iterator[SlimeError]:
-    """What the kernels of the model's attention ask of the cache."""
+    """Rules of the kernels of the model's attention."""
     if asked.page > 1 and asked.get("page_size", asked.page) != asked.page:
         what = f"is {asked.get('page_size')}, but this model's attention has pages of {asked.page}"
         yield asked.problem("page_size", what, "Remove it.")
@@ -277,12 +274,11 @@ MUST_AGREE = (
     "speculative_eagle_topk",
     "speculative_num_draft_tokens",
 )
-"""Fields that prefill and decode engines need alike: caches and hidden states pass between them, and the first token
-of a response is drawn by the one, the others by the other."""
+"""Fields that prefill and decode engines need alike: caches and hidden states pass between them, and both draw
+tokens."""
 
 
 def _pairs(groups: Sequence[EngineGroup]) -> Iterator[SlimeError]:
-    """What prefill and decode groups must have in common."""
     for group in groups[1:]:
         for key in MUST_AGREE:
             mine, first = group.sglang.get(key), groups[0].sglang.get(key)

@@ -1,7 +1,4 @@
-"""What SGLang 0.5.16 refuses, or changes without a word, of how an engine batches, drafts and computes.
-
-As in `rules`: read in its sources, held against the real `ServerArgs` by a test.
-"""
+"""Rules of how an engine batches, drafts and computes, as those of `slime_sglang.rules.rules`."""
 
 from __future__ import annotations
 

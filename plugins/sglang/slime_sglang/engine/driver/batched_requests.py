@@ -1,4 +1,4 @@
-"""Requests that are made at one moment, sent to an engine as one: it parses and hands on one message for all of them.
+"""Requests that are made at one moment, sent to an engine as one message, which it parses and hands on once.
 
 The engine answers each of them as soon as it is finished (server-sent events), so nobody waits for the longest.
 """
@@ -16,8 +16,8 @@ MOST_REQUESTS, MOST_TOKENS = 64, 1 << 16
 """Of one message: SGLang looks through all of its requests whenever one of them is finished, and does nothing else
 while it parses a message."""
 AT_ITS_END = -(1 << 30)
-"""`stream_interval` with which a request is answered once. SGLang 0.5.16 answers after every so many tokens, and
-after the first one too where it is above 1."""
+"""`stream_interval` with which a request is answered once. SGLang 0.5.16 answers whenever that many tokens have come,
+and after the first one too where it is above 1."""
 _EVENT, _END = b"data: ", b"[DONE]"
 
 Body = Mapping[str, Any]
@@ -51,11 +51,8 @@ class RequestBatcher:
         self._sent: set[asyncio.Task[None]] = set()
 
     async def ask(self, body: Body) -> Any:
-        """The answer to one request; whoever is cancelled here leaves it to the others that were sent with it.
-
-        Raises:
-            what `alone` or `stream` does.
-        """
+        """The answer to one request; a cancellation leaves those that were sent with it alone. Raises as `alone` or
+        `stream` does."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send)  # behind all that is ready to run now, and may ask as well
@@ -84,7 +81,8 @@ class RequestBatcher:
 
     async def _serve(self, part: Sequence[_Waiting]) -> None:
         async for place, answer in self._stream(joined([one.body for one in part])):
-            _give(part[place], answer)
+            if not (waits := part[place].answer).done():  # who asked may be gone
+                waits.set_result(answer)
 
     def _end(self, task: asyncio.Task[None], part: Sequence[_Waiting]) -> None:
         """Those that were not answered share the error."""
@@ -96,11 +94,6 @@ class RequestBatcher:
                 one.answer.set_exception(error)
 
 
-def _give(one: _Waiting, answer: Any) -> None:
-    if not one.answer.done():  # who asked may be gone
-        one.answer.set_result(answer)
-
-
 def _drop(task: asyncio.Task[None], part: Sequence[_Waiting]) -> None:
     """Close the connection, by which the engine learns it, once nobody waits for anything from it."""
     if all(one.answer.cancelled() for one in part):
@@ -108,8 +101,7 @@ def _drop(task: asyncio.Task[None], part: Sequence[_Waiting]) -> None:
 
 
 def _parts(waiting: Sequence[_Waiting]) -> list[list[_Waiting]]:
-    """Bounded in requests and tokens; a longer one goes alone, and so do those that ask for other things. They stay in
-    their order."""
+    """Runs of requests that ask for the same things, bounded in requests and tokens; a longer one goes alone."""
     parts: list[list[_Waiting]] = []
     num_tokens = 0
     for one in waiting:

@@ -22,16 +22,13 @@ from slime_sglang.engine.frames import ASKS, GENERATE, answer_of, answers_of
 _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 _JSON = {"Content-Type": "application/json"}
 _KEPT_S = 2.0
-"""Seconds that an idle connection is kept for the next request; a new one costs more than all else of a request. SGLang
-closes idle ones after 5 s."""
+"""Seconds that an idle connection is kept: a new one costs more than all else of a request. SGLang keeps it for 5."""
 
 
 class SGLangClient:
-    """A `slime.engine_client.client.EngineClient`; opens its connections at the first request. `close` it in the same
-    event loop.
+    """A `slime.engine_client.client.EngineClient`. `close` it in the event loop of its first request.
 
     Args:
-        endpoint: of the engine.
         timeout_s: for one request, except those that generate: how long they take says nothing of the engine (`load`
             does).
         log: the engine's log file, named in errors.
@@ -139,8 +136,7 @@ class SGLangClient:
         await self._post(f"/flush_cache?timeout={self.timeout_s:g}", None)
 
     async def pause(self, mode: Literal["retract", "in_place"]) -> None:
-        """Generate nothing until `resume`; requests stay in the engine. When this returns, it has answered all that
-        have ended.
+        """Generate nothing until `resume`; requests stay in the engine, and those that have ended are answered by now.
 
         Args:
             mode: retract: requests go back to the queue, without their keys and values; in_place: they keep them.

@@ -1,4 +1,4 @@
-"""mooncake, which moves KV caches from prefill to decode engines: SGLang does not bring it, nor it what it links."""
+"""mooncake, which moves KV caches from prefill to decode engines. SGLang does not bring it, nor it what it links."""
 
 from __future__ import annotations
 

@@ -27,10 +27,9 @@ ABORT_AGAIN_S = 0.5
 END_S = 10.0
 """How long the other side of a broken pair has to answer."""
 ROOMS = 1 << 40
-"""Of one prefill engine: more than it serves in years."""
+"""Rooms of one prefill engine: more than it serves in years."""
 FIRST_ROOMS = 1 << 39
-"""The first is any of so many: an engine that served other clients before may still know how theirs ended, and fails
-where a room begins that it knows as done."""
+"""The first room is any of these: an engine may still know rooms of other clients as done, and fails if one begins."""
 
 _Answer = asyncio.Task[Completion]
 
@@ -66,11 +65,8 @@ class Server:
 
 
 class PrefillServer(Server):
-    """A prefill engine, and the rooms that it sends KV caches to.
-
-    Its data-parallel ranks take rooms in turn, by room modulo ranks: so each engine counts its own, in a range of its
-    own, because a decode engine knows rooms of all of them.
-    """
+    """A prefill engine, and the rooms that it sends KV caches to. Its data-parallel ranks take them by room modulo
+    ranks, so each engine counts its own; a decode engine knows the rooms of all, so each has a range of its own."""
 
     def __init__(self, client: SGLangClient, number: int, bootstrap_port: int) -> None:
         super().__init__(client)
@@ -120,11 +116,7 @@ class Pairs:
         return cls(prefill, decode)
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
-        """As `SGLangClient.generate`.
-
-        Raises:
-            SlimeError: also if the two sides hold other weights.
-        """
+        """Do as `SGLangClient.generate`; raises SlimeError also if the two sides hold other weights."""
         prefill = min(self._prefill, key=lambda server: server.load)
         decode = min(self._decode, key=lambda server: server.load)
         room, num_aborts = prefill.room(), self._num_aborts
@@ -159,7 +151,7 @@ class Pairs:
         await asyncio.gather(*(client.flush_cache() for client in self._clients))
 
     async def load(self) -> tuple[int, int]:
-        """Of both sides: a prefill engine with requests may stand still while decode engines have no room."""
+        """Load of both sides: a prefill engine with requests may stand still while decode engines have no room."""
         loads = await asyncio.gather(*(client.load() for client in self._clients))
         num_requests = [requests for requests, _ in loads]
         split = len(self._prefill)
@@ -175,10 +167,8 @@ async def _end(answer: _Answer, client: SGLangClient, rid: str) -> None:
 
 
 def _cause(answers: Iterable[_Answer], first: set[_Answer]) -> BaseException | None:
-    """Of the faults of both sides, the one that the other follows from; `first` came first.
-
-    An engine that is gone is the cause, also if the other side noticed it before we did.
-    """
+    """The fault that the other side's follows from; `first` came first. An engine that is gone is the cause, also if
+    the other side noticed it before we did."""
 
     def by_rank(answer: _Answer) -> tuple[bool, bool]:
         return isinstance(answer.exception(), ServerFault | Unfinished), answer not in first

@@ -1,8 +1,7 @@
-"""An SGLang server as a process of its own: what it is told, how it starts, how it ends.
+"""An SGLang server as a process of its own: its fields, its start, its end.
 
-Engines start from `config.json` alone with dummy weights; real ones always arrive by
-`slime.weights.publisher.publish`. One over several hosts is such a process on each of them: the first answers
-requests, the others only say that they are up.
+Engines start from `config.json` alone with dummy weights; real ones arrive by `slime.weights.publisher.publish`. An
+engine over several hosts is such a process on each: the first answers requests, the others only say that they are up.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ LAUNCHER = "slime_sglang.engine.launcher"
 POLL_S = 0.1
 PORT_ATTEMPTS = 3
 PORT_TAKEN = re.compile("address already in use|port.* is not available in", re.IGNORECASE)
+"""Words of uvicorn, after which SGLang neither serves nor ends; and SGLang's of the further ports that data-parallel
+attention needs, which it counts from that one."""
 KILLS_ITSELF = "kill_process_tree called: parent_pid={pid}, include_parent=True"
-"""What SGLang logs before it does, as when one of its processes has failed because that of another host had ended."""
-"""What uvicorn writes, after which SGLang neither serves nor ends; and what SGLang writes of the further ports that
-data-parallel attention needs, which it counts from that one."""
+"""Words of SGLang before it does, as when one of its processes failed because that of another host had ended."""
 TAIL_LINES, TAIL_CHARACTERS = 5, 400
 DYING_S = 3.0
 """From the death of one of SGLang's processes to the end of the server."""
@@ -62,10 +61,8 @@ _USUAL = re.compile(
 
 
 def server_args(fields: Mapping[str, Any]) -> list[str]:
-    """Fields of `ServerArgs` as arguments of `LAUNCHER`, `field=<JSON>` each.
-
-    By field and not by command-line flag: SGLang's flags cannot say false where the default is true.
-    """
+    """Fields of `ServerArgs` as arguments of `LAUNCHER`, `field=<JSON>` each: SGLang's own flags cannot say false where
+    the default is true."""
     return [f"{name}={json.dumps(value)}" for name, value in fields.items()]
 
 
@@ -115,8 +112,7 @@ class EngineProcess:
 
         Raises:
             Death: it was killed.
-            SlimeError: it ended by itself (with the end of its log), or was not up within `cluster.start_timeout_s`
-                seconds.
+            SlimeError: it ended by itself, or was not up within `cluster.start_timeout_s` seconds.
         """
         deadline = time.monotonic() + self._start_timeout_s
         if self.engine.role is not Role.regular:
@@ -175,8 +171,8 @@ class EngineProcess:
             self._ended_at = time.time()
 
     def fields(self, port: int, bootstrap_port: int) -> dict[str, Any]:
-        """What the server is told, the topology's fields and the addresses; it answers at `port`, and decode engines
-        ask a prefill engine at `bootstrap_port` for the rest."""
+        """The topology's fields and the addresses: it answers at `port`, and a prefill engine's decode engines ask it
+        at `bootstrap_port` for the rest."""
         fields = {**self.engine.fields, "host": self.host, "port": port}
         if self.rendezvous:
             fields |= {"node_rank": self.node_rank, "dist_init_addr": self.rendezvous.address}
@@ -185,7 +181,7 @@ class EngineProcess:
         return fields
 
     def environment(self, scratch: str) -> dict[str, str]:
-        """The topology's, and what has SGLang's sockets in `scratch`, a folder that we remove."""
+        """The topology's variables, and those that put SGLang's sockets into `scratch`, a folder that we remove."""
         ours = self.engine.environment
         settings = {"TMPDIR": scratch, "SLIME_ENGINE_SCRATCH": scratch, "SLIME_ENGINE_PARENT": str(os.getpid())}
         settings["SLIME_ENGINE_STACKS"] = str(self.log.absolute().with_suffix(""))
@@ -221,11 +217,7 @@ class EngineProcess:
             log.write("\n\n".join(str(each) for each in seen if each.name.startswith(self.log.stem)) + "\n")
 
     def end(self, *, waits: bool = False) -> End | None:
-        """How it has ended; None if it lives.
-
-        Args:
-            waits: gives one that is about to end the time to.
-        """
+        """How it has ended; None if it lives. `waits` gives one that is about to end the time to."""
         if not self._scratch:  # not started, or stopped
             return None
         self._waiting.join(DYING_S if waits else 0.0)
@@ -260,7 +252,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, and id of the process group that holds everything the engine started."""
+        """Id of the process, and of the group of all that the engine started."""
         return self._process.pid
 
     def stop(self) -> None:
@@ -325,11 +317,8 @@ def _answers(endpoint: Endpoint, path: str) -> bool:
 
 
 def _request(endpoint: Endpoint, path: str, timeout_s: float, body: bytes | None = None) -> None:
-    """Straight to the engine: urllib would ask the proxy that `http_proxy` names.
-
-    Raises:
-        OSError, HTTPException: no answer, or one that is not OK.
-    """
+    """Ask the engine straight: urllib would ask the proxy that `http_proxy` names. Raises OSError or HTTPException
+    where there is no answer, or one that is not OK."""
     with contextlib.closing(HTTPConnection(urlsplit(endpoint.url).netloc, timeout=timeout_s)) as connection:
         headers = endpoint.headers | {"Content-Type": "application/json"}
         connection.request("GET" if body is None else "POST", path, body, headers)

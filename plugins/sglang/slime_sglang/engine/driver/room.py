@@ -1,4 +1,4 @@
-"""Whether running engines take the longest sequence of a run."""
+"""The longest sequence of a run, compared with what running engines take."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from slime_sglang.engine.driver.client import SGLangClient
 
 
 async def require_room(engines: Sequence[SGLangClient], cfg: SlimeConfig) -> None:
-    """Check the limits of running engines: their pool's size is known to them alone.
-
-    Raises:
-        SlimeError: a sequence may be longer than an engine takes.
-    """
+    """Raise SlimeError where a sequence may be longer than an engine takes: its pool's size is known to it alone."""
     longest, key = longest_sequence(cfg)
     for engine in engines:
         info = await engine.server_info()
