@@ -45,10 +45,10 @@ LAUNCHER = "slime_sglang.engine.launcher"
 POLL_S = 0.1
 PORT_ATTEMPTS = 3
 PORT_TAKEN = re.compile("address already in use|port.* is not available in", re.IGNORECASE)
-KILLS_ITSELF = "kill_process_tree called: parent_pid={pid}, include_parent=True"
-"""What SGLang logs before it does, as when one of its processes has failed because that of another host had ended."""
 """What uvicorn writes, after which SGLang neither serves nor ends; and what SGLang writes of the further ports that
 data-parallel attention needs, which it counts from that one."""
+KILLS_ITSELF = "kill_process_tree called: parent_pid={pid}, include_parent=True"
+"""What SGLang logs before it does, as when one of its processes has failed because that of another host had ended."""
 TAIL_LINES, TAIL_CHARACTERS = 5, 400
 DYING_S = 3.0
 """From the death of one of SGLang's processes to the end of the server."""
@@ -56,9 +56,10 @@ _WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:[ \t]+.*\n?)?", re.M)
 """Of Python, with its line of source."""
 _USUAL = re.compile(
     r"(Prefill|Decode) batch|Bucket \d+ of|were replayed|Cache flushed|HTTP/1|plugin| hook(\(s\)|s on) "
-    r"|Received sigquit|kill_process_tree called|^process \d+ (was|ended) "
+    r"|Received sigquit|kill_process_tree called|^process \d+ (was|ended) |^the server (failed:|ends for this)$"
 )
 """What a log says of work that goes well, and of an end that has its reason in the lines above."""
+_FAILED = re.compile(r"^the server failed:\n(.*?)^the server ends for this$", re.M | re.S)  # by the launcher
 
 
 def server_args(fields: Mapping[str, Any]) -> list[str]:
@@ -341,6 +342,8 @@ def _request(endpoint: Endpoint, path: str, timeout_s: float, body: bytes | None
 
 def _tail(output: str) -> str:
     """The end of a log, in a line that can be read."""
+    if (failed := _FAILED.search(output)) and not ChildEnd.first(output):  # whose end would be the reason
+        output = failed[1]
     told = _WARNING.sub("", output).splitlines()
     lines = [line.strip() for line in told if line.strip() and not _USUAL.search(line)]
     tail = " | ".join(lines[-TAIL_LINES:]) or "(with nothing that tells why)"
