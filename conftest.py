@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -118,9 +119,23 @@ SHARED = ("finished", "bare")
 are the longest, and begin first."""
 
 
+TESTS = Path(__file__).parent / "tests"
+DAY = tuple(name for each in tomllib.loads((TESTS / "day.toml").read_text())["day"] for name in each["tests"])
+"""Files, tests and cases of slow tests that `make test` runs; the others carry the mark `nightly`."""
+SECONDS = tomllib.loads((TESTS / "durations.toml").read_text())["seconds"]
+"""What the tests of a file take together, by its path."""
+
+
+def _is_of_the_day(nodeid):
+    return any(nodeid == name or nodeid.startswith((f"{name}::", f"{name}[")) for name in DAY)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     _skip_without_devices(items)
+    for item in items:
+        if item.get_closest_marker("slow") and not _is_of_the_day(item.nodeid):
+            item.add_marker("nightly")
     if config.getoption("loadgroup", default=False):
         for item in items:
             for name in SHARED:
@@ -131,10 +146,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _turn(item, slow):
-    """The longest group begins first; short files fill the end. Of slow ones those of fresh environments come last: a
-    slow machine can best leave them out."""
+    """The longest group begins first, and long files before short ones, which fill the end. Of slow ones those of fresh
+    environments come last: a slow machine can best leave them out."""
     longest = SHARED[0] in getattr(item, "fixturenames", ())
-    return not longest, item.path not in slow, "third_party" in item.path.parts
+    seconds = sum(SECONDS.get(item.nodeid.partition("::")[0], (0.0, 0.0)))
+    return not longest, item.path not in slow, "third_party" in item.path.parts, -seconds
 
 
 @pytest.hookimpl(optionalhook=True)

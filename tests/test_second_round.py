@@ -97,7 +97,15 @@ def test_dying(number):
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What the recipe needs of this one, with neither core nor tests."""
-    for name in ("Makefile", "pyproject.toml", "conftest.py", "tests/floors.py", "tests/second_round.py"):
+    for name in (
+        "Makefile",
+        "pyproject.toml",
+        "conftest.py",
+        "tests/day.toml",
+        "tests/durations.toml",
+        "tests/floors.py",
+        "tests/second_round.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").symlink_to(sys.prefix)
