@@ -31,6 +31,7 @@ def test_in_the_background_of_a_script_it_does_too() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_in_several_processes_a_file_stays_in_one() -> None:
     """Its fixtures would be made in each of them."""
     here = Path(__file__).parent
@@ -62,6 +63,7 @@ def test_that_waits():
 """
 
 
+@pytest.mark.slow
 def test_a_limit_counts_no_time_without_a_core(tmp_path: Path) -> None:
     """Four programs share a core: a second of work takes four, which is longer than the limit. Who waits for something
     else fails, although pytest itself stood in line for a while."""
@@ -123,6 +125,7 @@ def test_that_is_fast():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("until", "passed"), [(-1, "1 passed, 2 skipped"), (3600, "3 passed")])
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_a_slow_test_begins_in_time_or_is_told_of(tmp_path: Path, until: int, passed: str, processes: str) -> None:
