@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from _pytest.nodeid import coerce_node_id
 
 from slime.imports import importing
 from slime_testing.patience import Patience, family
@@ -24,8 +25,17 @@ _collection = ExitStack()
 _collection.enter_context(importing())  # tests are imported in it, and torch with them
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish(session):
+    """Ends the imports of tests. And xdist tells who deals out tests of their groups by their ids, `a.py::b@group`:
+    version 3.8 writes that where pytest 9.2 no longer reads it, and each process would make what a group shares."""
     _collection.close()
+    for item in session.items:
+        groups = {mark.args[0] for mark in item.iter_markers("xdist_group")}
+        suffix = f"@{'_'.join(sorted(groups))}"
+        if groups and session.config.getoption("loadgroup", default=False) and not item.nodeid.endswith(suffix):
+            item._id = coerce_node_id(f"{item.nodeid}{suffix}")
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

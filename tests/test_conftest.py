@@ -48,6 +48,35 @@ def test_in_several_processes_a_file_stays_in_one() -> None:
     assert set().union(*where.values()) == {"gw0", "gw1"}
 
 
+SHARING = """
+import os, pytest
+
+@pytest.fixture(scope="session")
+def finished():
+    print("made in", os.getpid(), flush=True)
+
+def test_one(finished):
+    pass
+
+def test_another():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_what_a_group_shares_is_made_once(tmp_path: Path) -> None:
+    """In several files, whose other tests may run elsewhere."""
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text(SHARING)
+    here = Path(__file__).parents[1]
+    options = ["-c", here / "pyproject.toml", "-p", "conftest", "--rootdir", tmp_path, "-rP"]
+    several = ["--numprocesses", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    words = [sys.executable, "-m", "pytest", *options, *several, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=here)
+    assert "6 passed" in done.stdout, done.stdout
+    assert len({*re.findall(r"made in (\d+)", done.stdout)}) == 1, done.stdout
+
+
 LIMITED = """
 import os, subprocess, sys, time, pytest
 

@@ -84,7 +84,7 @@ def test_a_log_changes_what_it_tells_of() -> None:
         {"when": "call", "nodeid": "tests/test_run.py::b", "keywords": {"nightly": 1}, "duration": 4.0},
         {"nodeid": "tests/test_run.py", "outcome": "passed"},
     ]
-    found = measured(map(json.dumps, reports), slower=2.0)
+    found = measured(map(json.dumps, reports), busy=2.0)
     assert found == {"tests/test_net.py": (1.5, None), "tests/test_run.py": (None, 2.0)}
     before = {"tests/test_run.py": [5.0, 6.0], "tests/test_gone.py": [1.0, 1.0], "tests/test_files.py": [1.0, 0.0]}
     after = {"tests/test_files.py": (1.0, 0.0), "tests/test_net.py": (1.5, 0.0), "tests/test_run.py": (5.0, 2.0)}
