@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests/durations.toml"
 HEAD = """\
-# Seconds of a core that the tests of a file take: those of `make test`, and those that `make test-all` runs beside them.
-# Written by upkeep/durations.py.
+# Seconds of a core that the tests of a file take: those of `make test`, and those that `make test-all` runs beside
+# them. Written by upkeep/durations.py.
 
 [seconds]
 """
