@@ -9,19 +9,31 @@ export OMP_NUM_THREADS ?= 1
 demo: .venv/run            ## set up, then train the tiny GLM-4 on this machine
 	.venv/bin/python -m slime +model=glm4-tiny +cluster=local
 
-MEASURED := --source $(CURDIR)/core/slime,$(CURDIR)/plugins --omit '$(CURDIR)/plugins/*/tests/*,$(CURDIR)/plugins/models/*/tools/*'
+MEASURED := --source $(CURDIR)/core/slime,$(CURDIR)/plugins --omit '$(CURDIR)/plugins/conftest.py,$(CURDIR)/plugins/*/tests/*,$(CURDIR)/plugins/models/*/tools/*'
 
-test: .venv/dev            ## set up, run every test in three processes, list the longest, compare with tests/budgets.toml how much of each room they ran, run once more what failed; `make test TEST_PROCESSES=2` in fewer, `make test TESTS=tests/data` some, without the floors
+test: .venv/dev            ## set up, run what must always hold (12 minutes on two idle cores), compare with tests/budgets.toml how much of each room it ran, run once more what failed; `make test TEST_PROCESSES=2` in fewer processes than three, `make test TESTS=tests/data` all tests of a folder, without the floors
+	$(call TESTED,$(if $(TESTS),,-m "not nightly"))
+
+test-all: .venv/dev        ## the same with every test, also those for the night (tests/day.toml): an hour
+	$(call TESTED,)
+
+# 1 is the exit code of pytest where tests failed: the second round has the last word.
+define TESTED
 	$(COMPILE_OURS)
 	rm -f .lines.json .reports.jsonl
 	.venv/bin/python -m slipcover $(MEASURED) --json --out .lines.json -m pytest --numprocesses $(TEST_PROCESSES) \
-		--dist loadgroup --no-loadscope-reorder --durations 40 --report-log .reports.jsonl $(TESTS) || [ $$? = 1 ]  # 1: tests failed
+		--dist loadgroup --no-loadscope-reorder --durations 40 --report-log .reports.jsonl $(1) $(TESTS) || [ $$? = 1 ]
 	$(if $(TESTS),,.venv/bin/python tests/floors.py .lines.json .reports.jsonl)
 	.venv/bin/python tests/second_round.py .reports.jsonl
+endef
 
 quick: .venv/dev           ## the fast tests of what differs from main; `make quick BASE=HEAD~3` from another commit
 	$(COMPILE_OURS)
 	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not slow" $$(.venv/bin/python tests/changed.py $(BASE))
+
+changed: .venv/dev         ## the same with slow tests, also those for the night
+	$(COMPILE_OURS)
+	.venv/bin/python -m pytest --numprocesses $(TEST_PROCESSES) $$(.venv/bin/python tests/changed.py $(BASE))
 
 setup: .venv/dev           ## virtual environment with everything, tests and lint included
 
@@ -57,4 +69,4 @@ SELDOM := /(tests|testing|transformers/models|sglang/multimodal_gen|torch/_induc
 	$(COMPILE) || true
 	touch $@
 
-.PHONY: demo test quick setup lint types docs wheels
+.PHONY: demo test test-all quick changed setup lint types docs wheels

@@ -6,11 +6,13 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from _pytest.nodeid import coerce_node_id
 
 from slime.imports import importing
 from slime_testing.patience import Patience, family
@@ -23,8 +25,17 @@ _collection = ExitStack()
 _collection.enter_context(importing())  # tests are imported in it, and torch with them
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish(session):
+    """Ends the imports of tests. And xdist tells who deals out tests of their groups by their ids, `a.py::b@group`:
+    version 3.8 writes that where pytest 9.2 no longer reads it, and each process would make what a group shares."""
     _collection.close()
+    for item in session.items:
+        groups = {mark.args[0] for mark in item.iter_markers("xdist_group")}
+        suffix = f"@{'_'.join(sorted(groups))}"
+        if groups and session.config.getoption("loadgroup", default=False) and not item.nodeid.endswith(suffix):
+            item._id = coerce_node_id(f"{item.nodeid}{suffix}")
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -118,9 +129,23 @@ SHARED = ("finished", "bare")
 are the longest, and begin first."""
 
 
+TESTS = Path(__file__).parent / "tests"
+DAY = tuple(name for each in tomllib.loads((TESTS / "day.toml").read_text())["day"] for name in each["tests"])
+"""Files, tests and cases of slow tests that `make test` runs; the others carry the mark `nightly`."""
+SECONDS = tomllib.loads((TESTS / "durations.toml").read_text())["seconds"]
+"""What the tests of a file take together, by its path."""
+
+
+def _is_of_the_day(nodeid):
+    return any(nodeid == name or nodeid.startswith((f"{name}::", f"{name}[")) for name in DAY)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     _skip_without_devices(items)
+    for item in items:
+        if item.get_closest_marker("slow") and not _is_of_the_day(item.nodeid):
+            item.add_marker("nightly")
     if config.getoption("loadgroup", default=False):
         for item in items:
             for name in SHARED:
@@ -131,10 +156,11 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _turn(item, slow):
-    """The longest group begins first; short files fill the end. Of slow ones those of fresh environments come last: a
-    slow machine can best leave them out."""
+    """The longest group begins first, and long files before short ones, which fill the end. Of slow ones those of fresh
+    environments come last: a slow machine can best leave them out."""
     longest = SHARED[0] in getattr(item, "fixturenames", ())
-    return not longest, item.path not in slow, "third_party" in item.path.parts
+    seconds = sum(SECONDS.get(item.nodeid.partition("::")[0], (0.0, 0.0)))
+    return not longest, item.path not in slow, "third_party" in item.path.parts, -seconds
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -32,14 +32,14 @@ sys.path.insert(0, str(ROOT))
 
 from machine import conditions  # noqa: E402
 
+from plugins.agents.tests.conversations.formats import FORMATS, Format  # noqa: E402
+from plugins.agents.tests.conversations.talks import TOOLS, remembered, talk  # noqa: E402
 from published import MODELS, fetch  # noqa: E402
 from slime.config.schema import DataConfig  # noqa: E402
 from slime.errors import SlimeError  # noqa: E402
 from slime_agents.conversations import chat_format  # noqa: E402
 from slime_agents.conversations.conversation import Conversations  # noqa: E402
 from slime_agents.endpoint.check_chat import KINDS, tried  # noqa: E402
-from tests.sampling.formats import FORMATS, Format  # noqa: E402
-from tests.sampling.talks import TOOLS, remembered, talk  # noqa: E402
 
 SOURCE, SHA256 = "llama_cpp_python-0.3.36.tar.gz", "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 CONTROL = re.compile(

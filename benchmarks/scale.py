@@ -69,13 +69,13 @@ class Setting:
     """A sampler whose engine is the other process."""
 
     def __init__(self, folder: Path, start: Callable[[list[int]], str], args: argparse.Namespace) -> None:
+        from plugins.agents.tests.conversations.formats import FORMATS, tokenizer_of
         from slime.config.schema import DataConfig, RewardConfig, RolloutConfig, SamplingConfig
         from slime.engine_client.engine_set import EngineSet
         from slime.net import Endpoint, Secret
         from slime.sampling.sampler import Sampler
         from slime_agents.conversations.conversation import Conversations
         from slime_sglang.engine.driver.client import SGLangClient
-        from tests.sampling.formats import FORMATS, tokenizer_of
 
         (folder / "generation_config.json").write_text("{}")
         tokenizer = tokenizer_of(FORMATS["qwen3"], str(folder))

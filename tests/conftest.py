@@ -12,20 +12,25 @@ from tests.site import site
 __all__ = ["site"]
 
 
+_files_of = compose._files
+_composed = {}
+
+
+def _composed_once(choices, groups, name="config"):
+    """Files of the same choices and plugins are composed once: that is most of what a plan costs, and hundreds of tests
+    choose the same."""
+    if name != "config":
+        return _files_of(choices, groups, name)
+    if (key := (plugins.load(), *choices)) not in _composed:
+        _composed[key] = _files_of(choices, groups)
+    return copy.deepcopy(_composed[key])
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _files_of_the_same_choices_are_composed_once():
-    """Of the same plugins: composing them is most of what a plan costs, and hundreds of tests choose the same."""
-    composed, known = compose._files, {}
-
-    def composed_once(choices, groups, name="config"):
-        if name != "config":
-            return composed(choices, groups, name)
-        if (key := (plugins.load(), *choices)) not in known:
-            known[key] = composed(choices, groups)
-        return copy.deepcopy(known[key])
-
+    """`plugins/conftest.py` has it too, for sessions without a test of core."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compose, "_files", composed_once)
+        patch.setattr(compose, "_files", _composed_once)
         yield
 
 

@@ -31,6 +31,7 @@ def test_in_the_background_of_a_script_it_does_too() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_in_several_processes_a_file_stays_in_one() -> None:
     """Its fixtures would be made in each of them."""
     here = Path(__file__).parent
@@ -45,6 +46,35 @@ def test_in_several_processes_a_file_stays_in_one() -> None:
     assert where.keys() == {file.name for file in files}, done.stdout
     assert all(len(processes) == 1 for processes in where.values()), where
     assert set().union(*where.values()) == {"gw0", "gw1"}
+
+
+SHARING = """
+import os, pytest
+
+@pytest.fixture(scope="session")
+def finished():
+    print("made in", os.getpid(), flush=True)
+
+def test_one(finished):
+    pass
+
+def test_another():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_what_a_group_shares_is_made_once(tmp_path: Path) -> None:
+    """In several files, whose other tests may run elsewhere."""
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text(SHARING)
+    here = Path(__file__).parents[1]
+    options = ["-c", here / "pyproject.toml", "-p", "conftest", "--rootdir", tmp_path, "-rP"]
+    several = ["--numprocesses", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    words = [sys.executable, "-m", "pytest", *options, *several, tmp_path]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=here)
+    assert "6 passed" in done.stdout, done.stdout
+    assert len({*re.findall(r"made in (\d+)", done.stdout)}) == 1, done.stdout
 
 
 LIMITED = """
@@ -62,6 +92,7 @@ def test_that_waits():
 """
 
 
+@pytest.mark.slow
 def test_a_limit_counts_no_time_without_a_core(tmp_path: Path) -> None:
     """Four programs share a core: a second of work takes four, which is longer than the limit. Who waits for something
     else fails, although pytest itself stood in line for a while."""
@@ -123,6 +154,7 @@ def test_that_is_fast():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("until", "passed"), [(-1, "1 passed, 2 skipped"), (3600, "3 passed")])
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_a_slow_test_begins_in_time_or_is_told_of(tmp_path: Path, until: int, passed: str, processes: str) -> None:

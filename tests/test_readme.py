@@ -34,8 +34,10 @@ GUIDES = {guide.name: guide.read_text() for guide in sorted((ROOT / "docs").glob
 
 
 def test_the_make_targets_exist() -> None:
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M)
-    assert set(re.findall(r"^    make (\w+)", README, re.M)) <= set(targets)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+    for page in (README, (ROOT / "CONTRIBUTING.md").read_text()):
+        named = [name for names in re.findall(r"^    make ([\w -]+?)\s+#", page, re.M) for name in names.split()]
+        assert {"test", "test-all"} <= set(named) <= set(targets)
     assert "python -m slime +model=glm4-tiny +cluster=local" in (ROOT / "Makefile").read_text()
 
 

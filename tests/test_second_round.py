@@ -13,6 +13,7 @@ from slime_testing.patience import run_within
 from tests import second_round
 from tests.second_round import MOST, run_alone, without_group
 
+pytestmark = pytest.mark.slow  # whole sessions of tests
 ROOT = Path(__file__).parents[1]
 FIRST = """
 import os, sys, time, pytest
@@ -102,6 +103,8 @@ def checkout(tmp_path: Path) -> Path:
         "pyproject.toml",
         "conftest.py",
         "tests/budgets.toml",
+        "tests/day.toml",
+        "tests/durations.toml",
         "tests/floors.py",
         "tests/second_round.py",
     ):

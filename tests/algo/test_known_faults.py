@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 HERE, PLUGINS = "tests/algo/test_known_faults.py", "plugins/algorithms/tests"
 POLICY, LOSSES = "tests/algo/test_policy_gradient.py", f"{PLUGINS}/policy_losses/test_objectives.py"
 ESTIMATORS, RETURNS = f"{PLUGINS}/policy_losses/test_estimators.py", f"{PLUGINS}/ppo/test_returns.py"
-PACKING, CONTRACT = "tests/train/test_packing.py", "tests/testing/test_objectives.py"
+PACKING, CONTRACT = "tests/train/test_packing.py", "plugins/testing/tests/test_objectives.py"
 
 EXCLUDED: Mapping[str, Sequence[str]] = {
     "ms-swift #10117, TRL #5619 and #4935: the loss depends on how a batch is cut": [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from plugins.agents.tests.conversations.formats import FORMATS, tokenizer_of
 from slime_agents.endpoint.check_chat import KINDS
-from tests.sampling.formats import FORMATS, tokenizer_of
 
 
 def test_conversations_are_counted_and_faults_are_named(program: Any, tmp_path: Path) -> None:

@@ -6,11 +6,14 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from slime_testing.patience import run_within
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks/endpoint.py"
 
 
+@pytest.mark.slow
 def test_every_part_takes_some_of_the_whole() -> None:
     command = [sys.executable, PROGRAM, "--conversations", "3", "--turns", "3"]
     said = run_within(120, command).stdout

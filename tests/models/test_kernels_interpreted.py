@@ -14,6 +14,7 @@ from slime_testing.patience import run_within
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU itself")
+@pytest.mark.slow
 def test_kernels_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     root = Path(__file__).parents[2]

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from plugins.agents.tests.conversations.formats import FORMATS, tokenizer_of
+from plugins.agents.tests.conversations.talks import RandomModel
 from slime.builtins import KeepAll
 from slime.config.schema import DataConfig, ProgramConfig, RewardConfig, RolloutConfig, SamplingConfig
 from slime.engine_client.client import Completion
@@ -23,9 +25,6 @@ from slime.sampling.sampler import Sampler
 from slime.types import Prompt, Status, Verdict, VerdictKind
 from slime_agents.conversations.conversation import Conversations
 from tests.engine_client.scripted_engine import Scorer
-
-from .formats import FORMATS, tokenizer_of
-from .talks import RandomModel
 
 MESSAGES = ({"role": "user", "content": "add 1 and 2"},)
 GRACE_S = 1.0

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from plugins.agents.tests.conversations.formats import FORMATS, tokenizer_of
 from slime.config.schema import DataConfig, SamplingConfig
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
@@ -18,7 +19,6 @@ from slime.types import Prompt, Sample
 from slime_agents.conversations.conversation import Conversations
 from slime_agents.endpoint.options import EndpointOptions
 from slime_agents.endpoint.program import Endpoint, EndpointProgram
-from tests.sampling.formats import FORMATS, tokenizer_of
 
 MESSAGES = ({"role": "user", "content": "What is 27*58?"},)
 END = "<|im_end|>"

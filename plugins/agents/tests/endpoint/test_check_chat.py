@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from plugins.agents.tests.conversations.formats import FORMATS, tokenizer_of
 from slime.__main__ import main
-from tests.sampling.formats import FORMATS, tokenizer_of
 
 
 def checked(folder, form, capsys) -> tuple[int, str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from plugins.agents.tests.conversations.played import Played
 from slime.compose.compose import compose
 from slime.config.rollout import ProgramConfig
 from slime.errors import SlimeError
 from slime.sampling.programs import opened
 from slime.types import Status, Verdict, VerdictKind
-from tests.sampling.played import Played
 
 PAGE = Path(__file__).parents[4] / "docs/environments.md"
 MINE = '''

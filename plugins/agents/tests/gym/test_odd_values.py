@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from plugins.agents.tests.conversations.played import Played
 from slime.config.rollout import ProgramConfig
 from slime.sampling.programs import opened
 from slime.types import Status, Verdict, VerdictKind
-from tests.sampling.played import Played
 
 MINE = """
 import dataclasses

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from plugins.agents.tests.conversations.played import Played
 from slime.types import Status
 from slime_agents.tools.calls import Call, IllFormedError, read_name_json
 from slime_agents.tools.options import ToolsOptions
 from slime_agents.tools.program import Tools
-from tests.sampling.played import Played
 
 MINE = '''
 import json

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import utils
 
+from plugins.agents.tests.conversations.played import Played
 from slime.compose.compose import compose, examine
 from slime.errors import SlimeError
 from slime.types import Sample, Status
@@ -18,7 +19,6 @@ from slime_agents.tools.data import large_numbers, multiplication
 from slime_agents.tools.named import named
 from slime_agents.tools.options import FunctionOptions, ToolsOptions
 from slime_agents.tools.program import Function, Tools
-from tests.sampling.played import Played
 
 PAGE = Path(__file__).parents[4] / "docs/tools.md"
 DATA = Path(__file__).parents[2] / "slime_agents/tools/data"

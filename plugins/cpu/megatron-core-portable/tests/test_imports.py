@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each test has a process import Megatron-core
 SAYS = "print('imported')"
 KEEPS_OUT = (
     "import megatron_core_portable as portable\nportable.keep_flashinfer_out()\nportable.keep_flashinfer_out()\n"

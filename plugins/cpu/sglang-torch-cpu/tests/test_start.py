@@ -17,7 +17,10 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it does nothing where CUDA is")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="it does nothing where CUDA is"),
+    pytest.mark.slow,  # each test has a process import SGLang
+]
 ALONE = {**os.environ, "SGLANG_PLUGINS": "torch_cpu"}
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -102,7 +105,6 @@ def port() -> Iterator[int]:
         yield int(holder.getsockname()[1])
 
 
-@pytest.mark.slow
 def test_stock_sglang_serves_on_a_cpu(model: Path, tmp_path: Path, port: int) -> None:
     """SGLang's own command, deterministic: two requests of one prompt and seed get the same tokens in one batch."""
     words = [

@@ -32,6 +32,8 @@ from stack_dumps.dumps import register
 
 OWN_END_S = 0.02
 """How long a server that ends itself may take between its children's end and its own."""
+FAILED, SO_IT_ENDS = "the server failed:", "the server ends for this"
+"""Lines around the stack of a server that failed: its schedulers write on into the same log until they are killed."""
 FAILED_S = 0.2
 """How long a server that failed leaves to whoever says how its children ended, if that is why."""
 ENGINE = "sglang.srt.entrypoints.engine.Engine"
@@ -218,7 +220,8 @@ def launch() -> None:
     try:
         launch_server(ServerArgs(**parse(sys.argv[1:]), api_key=take_key()))
     except Exception:  # noqa: BLE001  (whatever it is ends this process)
-        traceback.print_exc()
+        # In one piece, as lines of its schedulers may come between.
+        os.write(sys.stderr.fileno(), f"{FAILED}\n{traceback.format_exc()}{SO_IT_ENDS}\n".encode())
         time.sleep(FAILED_S)
         os._exit(1)  # Python would wait for its children, which wait for requests
 

@@ -11,9 +11,7 @@ import pytest
 from slime.__main__ import main
 from slime.verbs import installed
 from slime_tools.completion.command import SCRIPTS, words_for
-from tests.site import Site, site
-
-__all__ = ["site"]
+from tests.site import Site
 
 SLIME = f'slime() {{ {shlex.quote(sys.executable)} -m slime "$@"; }}\n'
 

@@ -10,9 +10,7 @@ from slime.compose.compose import compose
 from slime.run_dir import RunDir
 from slime.weights.other_forms import MEGATRONS
 from slime_tools.eval.command import shown
-from tests.site import Site, site
-
-__all__ = ["site"]
+from tests.site import Site
 
 POSITION = {"sft_step": 4, "rl_step": 2}
 

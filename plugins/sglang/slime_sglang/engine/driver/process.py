@@ -55,9 +55,10 @@ _WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:[ \t]+.*\n?)?", re.M)
 """Of Python, with its line of source."""
 _USUAL = re.compile(
     r"(Prefill|Decode) batch|Bucket \d+ of|were replayed|Cache flushed|HTTP/1|plugin| hook(\(s\)|s on) "
-    r"|Received sigquit|kill_process_tree called|^process \d+ (was|ended) "
+    r"|Received sigquit|kill_process_tree called|^process \d+ (was|ended) |^the server (failed:|ends for this)$"
 )
 """What a log says of work that goes well, and of an end that has its reason in the lines above."""
+_FAILED = re.compile(r"^the server failed:\n(.*?)^the server ends for this$", re.M | re.S)  # by the launcher
 
 
 def server_args(fields: Mapping[str, Any]) -> list[str]:
@@ -330,6 +331,8 @@ def _request(endpoint: Endpoint, path: str, timeout_s: float, body: bytes | None
 
 def _tail(output: str) -> str:
     """The end of a log, in a line that can be read."""
+    if (failed := _FAILED.search(output)) and not ChildEnd.first(output):  # whose end would be the reason
+        output = failed[1]
     told = _WARNING.sub("", output).splitlines()
     lines = [line.strip() for line in told if line.strip() and not _USUAL.search(line)]
     tail = " | ".join(lines[-TAIL_LINES:]) or "(with nothing that tells why)"

@@ -29,8 +29,7 @@ from slime_testing.engines import hf_tensors
 from slime_testing.publishing import publish
 from tests.advantages import to_train_samples
 from tests.engine_client.scripted_engine import Letters, Scorer
-
-from .scripted_rollout import Prompts
+from tests.sampling.scripted_rollout import Prompts
 
 pytestmark = pytest.mark.slow
 

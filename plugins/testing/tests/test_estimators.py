@@ -10,7 +10,7 @@ from slime.errors import SlimeError
 from slime_testing.estimators import check_estimator
 from tests.site import Site
 
-THIRD_PARTY = Path(__file__).parents[1] / "third_party"
+THIRD_PARTY = Path(__file__).parents[3] / "tests/third_party"
 WRONG = """
 from dataclasses import dataclass
 

@@ -18,7 +18,7 @@ from tests.resident import MIB, growth
 
 pytestmark = pytest.mark.slow
 
-HF: dict[str, Any] = json.loads((Path(__file__).parents[3] / "plugins/models/glm4/tests/configs/moe.json").read_text())
+HF: dict[str, Any] = json.loads((Path(__file__).parents[4] / "models/glm4/tests/configs/moe.json").read_text())
 HF |= {"hidden_size": 512, "vocab_size": 16384, "num_hidden_layers": 3, "num_nextn_predict_layers": 0}
 HF |= {"n_routed_experts": 64, "moe_intermediate_size": 512}
 LARGEST = 16384 * 512 * 2  # the embeddings, in bf16, as large as the output layer

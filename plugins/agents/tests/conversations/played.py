@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+from plugins.agents.tests.conversations.formats import FORMATS, tokenizer_of
 from slime.config.schema import DataConfig, SamplingConfig
 from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
@@ -13,7 +14,6 @@ from slime.sampling.attempts import Attempts
 from slime.sampling.generate import Generator
 from slime.types import Prompt, Sample
 from slime_agents.conversations.conversation import Conversations
-from tests.sampling.formats import FORMATS, tokenizer_of
 
 MESSAGES = ({"role": "user", "content": "27*58="},)
 

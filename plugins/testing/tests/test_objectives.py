@@ -12,7 +12,7 @@ from slime.errors import SlimeError
 from slime_testing.objectives import check_objective
 from tests.site import Site
 
-WREINFORCE = Path(__file__).parents[1] / "third_party/wreinforce"
+WREINFORCE = Path(__file__).parents[3] / "tests/third_party/wreinforce"
 MODEL = "pkg://slime_plugin_glm4/assets/glm4-tiny"
 LEFT: dict[str, Any] = {
     "rejected_in_mean": False,

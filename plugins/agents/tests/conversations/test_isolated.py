@@ -14,10 +14,9 @@ from slime.sampling.programs import opened
 from slime.types import Status, Verdict
 from slime_agents.conversations.isolated import Isolated
 from tests.running import command_of
+from tests.sampling import faulty
+from tests.sampling.test_program_faults import collect  # noqa: F401 because a fixture is found by its name
 from tests.waiting import until
-
-from . import faulty
-from .test_program_faults import collect  # noqa: F401 because a fixture is found by its name
 
 FAULTS = ("raises", "hangs", "vanishes", "floods", "forks")
 LIMIT_S = 5.0

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from requests.utils import should_bypass_proxies
 
+from slime.engines.scratch import ChildEnd
 from slime.errors import Death, SlimeError
 from slime.net import LOOPBACK
 from slime_sglang.engine.driver import process as process_module
@@ -259,6 +260,26 @@ def test_the_end_of_a_log_leaves_statistics_out():
     assert len(process_module._tail("x" * 5000)) < 500
     warning = "/lib/routing.py:381: FastAPIDeprecationWarning: it is deprecated\n  return await call()\n"
     assert process_module._tail(f"{warning}what counts\n{warning}") == "what counts"
+
+
+@pytest.mark.slow
+def test_a_server_that_failed_tells_why_whatever_its_processes_write_after_it(tiny_model):
+    """The launcher itself, with a field that SGLang has not."""
+    command = [
+        sys.executable,
+        "-m",
+        process_module.LAUNCHER,
+        *server_args({"model_path": str(tiny_model), "nowhere": 1}),
+    ]
+    environment = {**os.environ, "SLIME_ENGINE_PARENT": str(os.getpid()), "SLIME_ENGINE_SCRATCH": "/nowhere"}
+    done = subprocess.run(command, input=b"key\n", stderr=subprocess.PIPE, env=environment, start_new_session=True)
+    written = done.stderr.decode()
+    assert done.returncode == 1
+    error = "TypeError: ServerArgs.__init__() got an unexpected keyword argument 'nowhere'"
+    loading = "".join(f"[2026-11-22 10:33:18] Load weight begin, {number}\n" for number in range(9))
+    assert process_module._tail(f"{loading}{written}{loading}").endswith(f" | {error}")
+    ended = f"{ChildEnd(1.0, 7, 'was killed by SIGKILL')}\n"
+    assert process_module._tail(f"{written}{ended}RuntimeError: of the scheduler").endswith("of the scheduler")
 
 
 def group(leader):

@@ -29,8 +29,7 @@ from slime_filters.ahead.rollout import GroupsAhead, staleness
 from tests.advantages import to_train_samples
 from tests.engine_client.scripted_engine import Letters, Scorer
 from tests.engine_client.virtual_clock import VirtualEngine, run
-
-from .scripted_rollout import Filter, Prompts
+from tests.sampling.scripted_rollout import Filter, Prompts
 
 STEPS, A_STEP, LONGEST = 20, 4, 2000
 TRAIN_S = 300.0
