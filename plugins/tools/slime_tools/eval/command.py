@@ -9,6 +9,7 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     """Raises SlimeError: there is nothing to evaluate at that path, or the evaluation failed."""
     composed, checkpoint = _read(args.path, args.checkpoint, args.keys)
-    from slime_tools.eval.score import evaluate
-
     start = time.time()
     values = evaluate(composed, checkpoint)
     cfg = composed.cfg
@@ -52,6 +51,27 @@ def run(args: Namespace) -> None:
     with files.disk_errors(folder):
         files.write_atomic(folder / RESULT, json.dumps(result, indent=1).encode() + b"\n")
     print(printable("\n".join(shown(result, folder))))
+
+
+def evaluate(composed: Composed, checkpoint: Checkpoint | None = None) -> dict[str, float]:
+    """The held-out metrics of the model that a run starts from, which takes no step.
+
+    Args:
+        checkpoint: whose weights `model.weights` names.
+
+    Raises:
+        SlimeError: the checkpoint is damaged, or whatever stopped the evaluation.
+    """
+    from slime.learner import Position
+    from slime.opening import open_run
+
+    with ExitStack() as stack:
+        run = open_run(composed, stack, log_metrics=False)
+        position = Position(**checkpoint.driver_state()["position"]) if checkpoint else run.learner.position
+        version = position.rl_step
+        run.generation.publish(version)
+        with run.events.stage("eval", sum(len(each.prompts) for each in run.data.held_out)):
+            return run.generation.evaluate(version)
 
 
 def _path(word: str) -> Path:

@@ -21,7 +21,7 @@ from slime.models.blocks import UNEVEN_EXPERTS
 from slime.plan.flops import ForwardFlops
 from slime.types import RL
 from slime_tools.memory.trainer import TrainerRank
-from slime_tools.publish.seconds import LINK, NETWORK
+from slime_tools.publish.part import LINK, NETWORK
 
 LAYER_S = 1e-3
 """Seconds of a layer's small kernels, forward and backward, each micro-batch; a stage is no faster than that."""

@@ -141,12 +141,9 @@ def check_host(wanted: Wanted) -> HostFacts:
 def read_software() -> Software:
     """Of this host."""
     installed = plugins.load()
-    packages = {"slime", *(entry.value.partition(".")[0].partition(":")[0] for entry in _entries())}
+    entries = metadata.entry_points(group=plugins.ENTRY_POINT_GROUP)
+    packages = {"slime", *(entry.value.partition(".")[0].partition(":")[0] for entry in entries)}
     return Software(installed.fingerprint(), _versions(), {name: _digest(name) for name in sorted(packages)})
-
-
-def _entries() -> Iterator[metadata.EntryPoint]:
-    yield from metadata.entry_points(group=plugins.ENTRY_POINT_GROUP)
 
 
 def _versions() -> dict[str, str]:
