@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_agents.endpoint.fields import SERVER, TEXT_ALONE, WHOLE, Fields, may_call
-from slime_agents.endpoint.forms import demanded, form_in
+from slime_agents.endpoint.fields import SERVER, TEXT_ALONE, WHOLE, Fields, function_tool, tool_choice
+from slime_agents.endpoint.forms import form_in
 from slime_agents.endpoint.said import (
     FULL,
     MAX_MESSAGES,
@@ -92,17 +92,18 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> ResponsesRequest:
     tools = [_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))]
     behind = (*_before(body, repeated), *repeated.said(_messages(body, repeated), _said))
     first = text_of(body.get("instructions"), "instructions")
+    may_call, demanded = tool_choice(body.get("tool_choice"), [tool["function"]["name"] for tool in tools])
     return ResponsesRequest(
         said=(*([Said("system", first)] if first else []), *behind),
         tools=tools,
         max_tokens=positive(body, "max_output_tokens"),
         stop=(),
-        may_call=may_call(body.get("tool_choice"), [tool["function"]["name"] for tool in tools]),
+        may_call=may_call,
         is_streamed=bool(body.get("stream")),
         wants_usage=True,
         model=str(body.get("model", "")),
         form=form_in(of_kind(of_kind(body, "text", dict, {}), "format", dict, {}), "text.format"),
-        demanded=demanded(body.get("tool_choice")),
+        demanded=demanded,
         behind=behind,
         is_stored=body.get("store") is not False,
         body={name: value for name, value in body.items() if name != "input"},
@@ -324,5 +325,4 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
     if not isinstance(tool.get("name"), str):
         raise RefusedRequestError("a function has no name", param)
     TOOL.check(tool, f"{param}.")
-    known = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-    return {"type": "function", "function": {"description": "", "parameters": {"type": "object"}, **known}}
+    return function_tool(tool)
