@@ -188,7 +188,10 @@ def _messages(body: Mapping[str, Any], repeated: Repeated) -> list[list[Any]]:
         kind = _kind(item, f"input[{number}]")
         if kind not in _RANKS:
             found.append([number, item])
-            group = group.behind_result() if kind == "function_call_output" else _Group()
+            if kind == "function_call_output":
+                group.has_result = True
+            else:
+                group = _Group()
             continue
         answer = _answer_of(item, repeated) or calls.get(str(item.get("call_id")))
         if not group.takes(_RANKS[kind], answer):
@@ -229,10 +232,6 @@ class _Group:
         kinds = [item.get("type") or "message" for item in self.items[1:]]
         if said.calls and kinds.count("function_call") == len(said.calls) and "message" not in kinds:
             self.items.append({"type": "message", "role": "assistant", "content": said.text})
-
-    def behind_result(self) -> _Group:
-        self.has_result = True
-        return self
 
 
 def _referred(item: Any, repeated: Repeated, param: str) -> Any:

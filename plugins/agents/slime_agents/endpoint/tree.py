@@ -145,11 +145,6 @@ class Tree:
         if first and first.said and not any(node.asked or node.spoken for node in first.walk()):
             parent.children[first.said.key] = [node for node in parent.children[first.said.key] if node is not first]
 
-    def all_asked(self) -> Iterator[Asked]:
-        for root in self.roots.values():
-            for node in root.walk():
-                yield from node.asked
-
 
 def _onto(path: _Path, child: Node, said: Said, number: int) -> _Path:
     assert child.said is not None, "only a root has no message"

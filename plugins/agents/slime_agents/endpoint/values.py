@@ -28,7 +28,7 @@ def loads(body: bytes) -> Any:
         RecursionError: it is nested too deep.
     """
     text = body.decode()
-    value = json.loads(text, parse_int=_integer)
+    value = json.loads(text, parse_int=lambda digits: (int if len(digits) <= _MAX_DIGITS else float)(digits))
     return whole(value) if _HALVES.search(text) else value
 
 
@@ -73,10 +73,6 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {change(name): _each(inner, change) for name, inner in value.items()}
     return [_each(inner, change) for inner in value] if isinstance(value, list) else change(value)
-
-
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
 def _finite(value: Any) -> Any:

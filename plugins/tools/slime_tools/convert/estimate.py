@@ -114,11 +114,6 @@ class Estimate:
     library_bytes: int = _ALONE
     start_s: float = 0.0
 
-    @property
-    def processor_rate(self) -> float:
-        """Bytes a second, read and written, that the processes can convert on the cores that there are."""
-        return BYTES_A_CPU_SECOND[self.conversion] * min(self.processes, len(os.sched_getaffinity(0)))
-
     def seconds(self, rate: float) -> float:
         """At so many bytes a second, read and written."""
         return self.start_s + (self.reads + self.writes) / rate
@@ -216,7 +211,7 @@ def text(estimate: Estimate, disk_rate: float, free_bytes: int) -> str:
     """
     one = estimate.process_bytes + estimate.library_bytes
     sizes = " (as config.json tells: there are no weights)" if estimate.is_described else ""
-    able = estimate.processor_rate
+    able = BYTES_A_CPU_SECOND[estimate.conversion] * min(estimate.processes, len(os.sched_getaffinity(0)))
     slower = "the processors" if able < disk_rate else "the disk"
     lines = [
         f"reads    {human_bytes(estimate.reads)}{sizes}",

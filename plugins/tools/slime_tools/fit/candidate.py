@@ -14,8 +14,7 @@ from slime.errors import SlimeError
 from slime.layout import Grid
 from slime.topology.engines import EngineGroup
 from slime_tools.memory.memory_plan import MemoryPlan
-from slime_tools.publish.links import publish_links
-from slime_tools.publish.part import publish_seconds
+from slime_tools.publish.part import publish_links, publish_seconds
 
 PUBLISH = "publish"
 

@@ -28,8 +28,10 @@ def parquet_rows(path: Path, take: Callable[[int, int], None], most: int | None 
     """
     try:
         file = pyarrow.parquet.ParquetFile(path)
+        columns = [file.schema.column(index) for index in range(len(file.schema.names))]
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         # Texts stay in dictionaries, where one that stands in every row is held once.
-        file = pyarrow.parquet.ParquetFile(path, read_dictionary=_texts(file))
+        file = pyarrow.parquet.ParquetFile(path, read_dictionary=texts)
         about = file.metadata
         stored = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
         values = num_values(path)
@@ -64,11 +66,6 @@ def _until(batches: Iterator[Any], most: int) -> Iterator[Any]:
         yield batch.slice(0, most)
         if (most := most - batch.num_rows) <= 0:
             return
-
-
-def _texts(file: Any) -> list[str]:
-    columns = (file.schema.column(index) for index in range(len(file.schema.names)))
-    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
 
 
 def _unfolded(values: Any) -> int:
