@@ -34,7 +34,6 @@ class Patience:
         self.renew()
 
     def renew(self) -> None:
-        """Start the limit again."""
         self._start = time.monotonic()
         self._granted_s, self._waited_s = 0.0, dict[tuple[int, str], float]()
 

@@ -142,7 +142,6 @@ def _closing(text: str, begin: int) -> int:
 
 
 def _last_closed(text: str) -> str | None:
-    """Content of the closed box that begins last."""
     open_braces: list[re.Match[str]] = []
     last = None
     for brace in _BRACE.finditer(text):

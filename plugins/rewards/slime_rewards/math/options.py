@@ -6,8 +6,6 @@ import enum
 
 
 class AnswerForm(enum.Enum):
-    """The place where a response states its answer."""
-
     auto = "auto"  # the last box; without one what was last called the answer; without one the last formula or number
     boxed = "boxed"  # the last \boxed{...}
     line = "line"  # the last line "Answer: ..."

@@ -97,8 +97,6 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt and a response to it."""
-
     prompt: Prompt
     response: str
 

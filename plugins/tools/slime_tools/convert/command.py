@@ -126,7 +126,7 @@ def _convert(args: argparse.Namespace) -> None:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    """A conversion that ends in an HF folder."""
+    """The conversion that ends in an HF folder."""
     if args.conversion == "dist-to-hf":
         return from_dist(args.source, args.destination, args.step)
     from slime_tools.convert import fp8

@@ -115,7 +115,7 @@ class Estimate:
     start_s: float = 0.0
 
     def seconds(self, rate: float) -> float:
-        """At so many bytes a second, read and written."""
+        """Time of a conversion that reads and writes `rate` bytes a second together."""
         return self.start_s + (self.reads + self.writes) / rate
 
 

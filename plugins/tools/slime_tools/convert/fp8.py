@@ -230,5 +230,5 @@ def _check_wide(files: HfTensors, config: Mapping[str, Any]) -> None:
 
 
 def _in_order(files: HfTensors) -> list[tuple[str, FileTensor]]:
-    """As they lie on the disk."""
+    """Tensors as they lie on the disk."""
     return sorted(files.tensors.items(), key=lambda item: (item[1].file, item[1].start))

@@ -91,7 +91,6 @@ _LOOK_S = 0.5
 
 
 def under_torchrun() -> bool:
-    """Whether this process is one of torchrun's."""
     return "RANK" in os.environ
 
 

@@ -130,7 +130,6 @@ class Staging:
         }
 
     def written_bytes(self) -> int:
-        """Size of all files so far."""
         try:
             return sum(path.stat().st_size for path in files.files_under(self.files))
         except FileNotFoundError:  # another process has just given one of them, or all, another name

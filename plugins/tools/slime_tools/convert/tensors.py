@@ -112,7 +112,6 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def num_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Of a tensor in a file."""
     return math.prod(shape) * DTYPES[dtype].itemsize
 
 

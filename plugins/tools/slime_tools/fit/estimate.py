@@ -99,7 +99,7 @@ class Work:
 
 
 def work_of(cfg: SlimeConfig) -> Work:
-    """Of one rollout, or of one supervised step."""
+    """Work of one rollout, or of one supervised step."""
     if not run_stages(cfg).reinforces:
         return Work(cfg.sft.batch_size, MEAN_LENGTH * cfg.train.max_tokens_per_micro_batch)
     longest = longest_of(cfg.rollout, cfg.rollout.sampling)

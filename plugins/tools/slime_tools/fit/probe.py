@@ -150,7 +150,6 @@ class FullStep:
         self._random = np.random.default_rng(cfg.run.seed)
 
     def run(self, stack: ExitStack, logs: Path) -> Iterator[Measured]:
-        """Every phase, in order."""
         cluster, trainers = self._cluster, self._cluster.trainers
         start = time.perf_counter()
         cluster.start()

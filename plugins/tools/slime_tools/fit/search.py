@@ -131,8 +131,6 @@ class _Trainers(_Engines):
 
 @dataclass
 class _Search:
-    """What all candidates have in common."""
-
     cfg: SlimeConfig
     plugins: Plugins
     hf: HfConfig
@@ -258,7 +256,6 @@ class _Search:
         return best[1] if best else None
 
     def _allows(self, pp: int, stages: Changes) -> bool:
-        """Whether the family's own rules do."""
         bridge = self.plugins.models.create(self.cfg.model.family)
         return not any(True for _ in family_problems(bridge, self.hf, {SIZE_KEYS["pp"]: pp, **stages}))
 

@@ -93,7 +93,7 @@ class MemoryPlan(ModelSizes):
 
     @property
     def tokens(self) -> int:
-        """Of a full micro-batch."""
+        """Tokens of a full micro-batch."""
         return self.cfg.train.max_tokens_per_micro_batch
 
     @cached_property
@@ -157,7 +157,6 @@ class MemoryPlan(ModelSizes):
 
     @property
     def blocks(self) -> set[BuildingBlock]:
-        """That the model is built of."""
         return {weight.owner for weight in self.weights}
 
     @cached_property
@@ -207,12 +206,10 @@ class MemoryPlan(ModelSizes):
 
     @property
     def every_engine(self) -> dict[str, EngineRank]:
-        """A rank of every group."""
         return {**self.engines, **self.frozen_engines}
 
     @cached_property
     def devices(self) -> list[Place]:
-        """Every kind of device."""
         groups = self.topology.groups
         arriving = 0.0 if self.colocated else self.bucket
         engines = {group.name: self.engines[group.name].on_device(bucket=arriving) for group in groups}

@@ -56,7 +56,6 @@ def parquet_rows(path: Path, take: Callable[[int, int], None], most: int | None 
 
 
 def _first(file: Any, group: int, most: int) -> Any:
-    """The first rows of a row group."""
     batches = list(_until(file.iter_batches(batch_size=most, row_groups=[group]), most))
     return pyarrow.Table.from_batches(batches, schema=file.schema_arrow)
 

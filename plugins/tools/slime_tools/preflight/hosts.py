@@ -153,7 +153,6 @@ def _clock(clock: float, since: float, until: float) -> Iterator[Fault]:
 
 
 def read_wanted(topology: Topology, run: RunDir, *, writes: bool = True) -> Wanted:
-    """What every host of a run must have."""
     cfg, cluster = topology.config, topology.cluster
     backends = {transfer_backend(group) for group in topology.groups if group.role is not Role.regular}
     installed, hf = plugins.load(), read_hf_config(config_folder(cfg.model), cfg.model.num_layers)

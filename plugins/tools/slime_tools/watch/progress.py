@@ -153,7 +153,7 @@ class RunProgress:
 
     @property
     def stage(self) -> str | None:
-        """That of the newest row."""
+        """Stage of the newest row."""
         return max(self.stages, key=STAGES.index, default=None)
 
     def read(self) -> None:

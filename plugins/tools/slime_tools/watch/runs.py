@@ -104,7 +104,6 @@ def run(args: Namespace) -> None:
 
 
 def listed(path: Path, folder: Path) -> Listed:
-    """What the list says of the run in `path`."""
     config, row = facts.read_config(path), next(_rows_from_the_end(path / "metrics.jsonl"), {})
     stage = row.get("stage")
     measure, result = newest_result(path / "metrics.jsonl")
