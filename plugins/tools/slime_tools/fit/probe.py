@@ -315,6 +315,4 @@ Runs one step at full length on the real config, with random weights and no data
 
 
 def run(args: Namespace) -> None:
-    from slime_tools.fit.probe import probe
-
     print(printable(probe(args.keys)))

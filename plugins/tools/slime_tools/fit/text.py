@@ -18,7 +18,7 @@ from slime.verbs.plan import examine_with_run_dir
 from slime_tools.fit.candidate import PUBLISH, Candidate
 from slime_tools.fit.estimate import MOVES, work_of
 from slime_tools.fit.generation import EVALUATION, GENERATION, held_out_prompts
-from slime_tools.fit.search import Fitted
+from slime_tools.fit.search import Fitted, fit
 from slime_tools.memory.memory_plan import MARGIN, most
 from slime_tools.memory.problems import gpu_warnings
 from slime_tools.memory.trainer import GIB
@@ -153,9 +153,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    from slime_tools.fit.search import fit
-    from slime_tools.fit.text import fit_document, fit_report
-
     composed = examine_with_run_dir(args.keys)
     fitted = fit(composed, plugins.load())
     text = json.dumps(fit_document(composed, fitted), indent=1) if args.json else fit_report(composed, fitted)

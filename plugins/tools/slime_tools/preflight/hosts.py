@@ -19,6 +19,7 @@ from slime.checkpoints import published
 from slime.cluster.placement import HOST_LABEL, on_node, reserve, this_node
 from slime.cluster.preflight import take_folders
 from slime.cluster.ray_starter import ray_here
+from slime.compose.compose import examine, ready
 from slime.config.gpus import ROW, gpu_of
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import located, resolve
@@ -236,14 +237,9 @@ Looks at every host: software, GPUs, memory, disk, run directory, model, clock. 
 
 
 def run(args: Namespace) -> None:
-    from slime.compose.compose import examine, ready
-
     composed = examine(args.keys)
     cfg = ready(composed).cfg
     assert composed.topology, "the config has no problems"
-    from slime.run_dir import RunDir
-    from slime_tools.preflight.hosts import complaint, notes, preflight
-
     with RunDir.open(Path(cfg.run.dir) / cfg.run.name) as run:
         found = preflight(composed.topology, run)
     for host, seen in found.items():

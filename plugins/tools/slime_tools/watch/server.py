@@ -211,9 +211,6 @@ over each other. Ctrl-C ends the page, not the run."""
 
 def run(args: Namespace) -> None:
     """Raises SlimeError: there is no run to watch, a line of its metrics is damaged, or the port is taken."""
-    from slime_tools.watch.server import LOOPBACK, PageServer
-    from slime_tools.watch.view import RunView
-
     folders = [folder.absolute() for folder in args.runs] or find(Path(RUNS).absolute())[:1]
     for folder in folders:
         if not is_run(folder):
