@@ -47,7 +47,9 @@ class Fields:
             if name in self.honoured or name in self.ignored:
                 continue
             if name in self.of_the_run:
-                self._tell(name, value)
+                if value is not None and name not in _told:
+                    _told.add(name)
+                    log.warning("Agents ask for %s=%.60r; the run's own configuration is taken instead", name, value)
             elif name in self.refused:
                 if value and value not in self.neutral.get(name, ()):
                     raise RefusedRequestError(f"'{name}' is not supported: {self.refused[name]}", where + name)
@@ -55,11 +57,6 @@ class Fields:
                 near = self.meant.get(name) or nearest(name, self.honoured)
                 meant = f": did you mean '{near}'?" if near else ""
                 raise RefusedRequestError(f"'{name:.80}' is not known{meant}", f"{where}{name:.80}")
-
-    def _tell(self, name: str, value: Any) -> None:
-        if value is not None and name not in _told:
-            _told.add(name)
-            log.warning("Agents ask for %s=%.60r; the run's own configuration is taken instead", name, value)
 
 
 _THINKING = "whether and how the model thinks is of the run: data.chat_template_kwargs"

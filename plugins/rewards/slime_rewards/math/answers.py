@@ -73,8 +73,10 @@ def find_answer(
         if boxed is not None or (is_cut and "\\boxed" in response):
             return boxed, boxed is not None
     if form is AnswerForm.line:
-        line = answer_line(response, is_cut=is_cut)
-        return line, line is not None
+        found = next(_answers(response, [_LINE]), None)
+        if found is None or (is_cut and found.end() == len(response)):
+            return None, False
+        return found[1].strip(" *\t\r"), True  # without Markdown's asterisks
     if form is AnswerForm.auto:
         said = answer_said(response, is_cut=is_cut)
         if said is not None:
@@ -152,12 +154,6 @@ def _last_closed(text: str) -> str | None:
             if opening[0] == _BOX and (last is None or opening.end() > last[0]):
                 last = (opening.end(), brace.start())
     return text[slice(*last)] if last else None
-
-
-def answer_line(text: str, *, is_cut: bool = False) -> str | None:
-    """Rest of the line behind the last "Answer:", without Markdown's asterisks; None if `is_cut` left it endless."""
-    found = next(_answers(text, [_LINE]), None)
-    return None if found is None or (is_cut and found.end() == len(text)) else found[1].strip(" *\t\r")
 
 
 def answer_said(text: str, *, is_cut: bool = False) -> str | None:
