@@ -57,12 +57,14 @@ class ByParameters:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *contributions: Contribution) -> Plugins:
-    """What is installed, with these in the place of what `slime-tools` contributes."""
-    everything = plugins.load().installed
-    assert "memory" in {plugin.name for plugin in everything}
-    found = Plugins(
-        [replace(each, contributions=[*contributions]) if each.name == "memory" else each for each in everything]
-    )
+    """What is installed, with these in the place of the estimate that `slime-tools` contributes."""
+    tools, others = [], []
+    for each in plugins.load().installed:
+        (tools if each.distribution == "slime-tools" else others).append(each)
+    [brings] = tools
+    kept = [one for one in brings.contributions if one.kind != OURS.kind]
+    assert len(kept) < len(brings.contributions)
+    found = Plugins([*others, replace(brings, contributions=[*kept, *contributions])])
     monkeypatch.setattr(plugins, "load", lambda: found)
     return found
 
