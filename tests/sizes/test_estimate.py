@@ -58,13 +58,13 @@ class ByParameters:
 
 def installed(monkeypatch: pytest.MonkeyPatch, *contributions: Contribution) -> Plugins:
     """What is installed, with these in the place of the estimate that `slime-tools` contributes."""
-    tools, others = [], []
-    for each in plugins.load().installed:
-        (tools if each.distribution == "slime-tools" else others).append(each)
-    [brings] = tools
+    everything = plugins.load().installed
+    [brings] = [each for each in everything if each.distribution == "slime-tools"]
     kept = [one for one in brings.contributions if one.kind != OURS.kind]
     assert len(kept) < len(brings.contributions)
-    found = Plugins([*others, replace(brings, contributions=[*kept, *contributions])])
+    found = Plugins(
+        [*(each for each in everything if each is not brings), replace(brings, contributions=[*kept, *contributions])]
+    )
     monkeypatch.setattr(plugins, "load", lambda: found)
     return found
 
