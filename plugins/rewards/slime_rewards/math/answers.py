@@ -258,7 +258,7 @@ def last_number(text: str) -> str | None:
 
 
 _LIST_OF_ONE = re.compile(r"\[\s*(['\"])((?:(?!\1).)*)\1\s*\]", re.DOTALL)
-_TAG = re.compile(r".*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
+_WHOLE_TAG = re.compile(r".*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
 
 
 def label_text(label: Any) -> str | None:
@@ -277,7 +277,7 @@ def _stated(label: str) -> str:
         label = found[2].strip()
     if "####" in label:
         label = label.rpartition("####")[2].strip()
-    if tag := _TAG.fullmatch(label):
+    if tag := _WHOLE_TAG.fullmatch(label):
         label = tag[1].strip()
     if "\\boxed{" in label and not label.startswith("\\boxed"):
         label = last_boxed(label) or label
