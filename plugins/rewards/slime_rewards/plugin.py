@@ -56,7 +56,8 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
     from slime_rewards.code.uses import label_problems, sandbox_problems
     from slime_rewards.general.asked import engine_problems, problems
 
-    found = [*sandbox_problems(cfg), *label_problems(cfg), *problems(cfg.reward.name, cfg.reward.options)]
+    found: list[str | SlimeError] = [*sandbox_problems(cfg), *label_problems(cfg)]
+    found += problems(cfg.reward.name, cfg.reward.options)
     names = {cfg.reward.name, *(each.reward for each in {**cfg.data.named(), **cfg.eval.named()}.values())}
     if not names.isdisjoint(MATH):
         from slime_rewards.math import labels

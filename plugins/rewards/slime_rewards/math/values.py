@@ -228,7 +228,8 @@ def remainder(tree: Tree, prime: int) -> int:
     """Raises Unreadable: the tree is no rational number, or its denominator is a multiple of the prime."""
     kind, *parts = tree
     if kind == "number":
-        return parts[0].numerator % prime * _inverse(parts[0].denominator % prime, prime) % prime
+        value: Fraction = parts[0]
+        return value.numerator % prime * _inverse(value.denominator % prime, prime) % prime
     if kind == "^":
         base, exponent = remainder(parts[0], prime), _whole(parts[1])
         if exponent < 0:
