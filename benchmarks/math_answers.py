@@ -16,7 +16,6 @@ from pathlib import Path
 
 from machine import conditions
 
-from slime_rewards.math.options import MathOptions
 from slime_rewards.math.rewards import MathReward
 from slime_testing.plugins import sample
 
@@ -49,7 +48,7 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
 
 
 def main() -> None:
-    reward, counts = MathReward(MathOptions()), dict[str, Counts]()
+    reward, counts = MathReward(), dict[str, Counts]()
     for kind, label, response, is_right in cases():
         began = time.process_time()
         is_paid = reward.score(sample(response, label)).value == 1.0

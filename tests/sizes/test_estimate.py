@@ -57,11 +57,13 @@ class ByParameters:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *contributions: Contribution) -> Plugins:
-    """What is installed, with these in the place of what `slime-tools` contributes."""
+    """What is installed, with these in the place of the estimate that `slime-tools` contributes."""
     everything = plugins.load().installed
-    assert "memory" in {plugin.name for plugin in everything}
+    [brings] = [each for each in everything if each.distribution == "slime-tools"]
+    kept = [one for one in brings.contributions if one.kind != OURS.kind]
+    assert len(kept) < len(brings.contributions)
     found = Plugins(
-        [replace(each, contributions=[*contributions]) if each.name == "memory" else each for each in everything]
+        [*(each for each in everything if each is not brings), replace(brings, contributions=[*kept, *contributions])]
     )
     monkeypatch.setattr(plugins, "load", lambda: found)
     return found

@@ -16,7 +16,7 @@ from slime.plugins import load
 from slime.sizes.parameters import Weight, held_by_stage, unknown_parameter, weights_of
 from slime_megatron.transformer import embeddings
 from slime_testing.ranks import Rank, run_ranks
-from slime_tools.publish.links import owned_bytes
+from slime_tools.publish.part import owned_bytes
 
 TP, PP, EP, ETP, CP = (
     "tensor_model_parallel_size",

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -151,19 +151,16 @@ def _check_extra_loss(contract: Contract, metric: str, reference: Reference, nam
     assert abs(losses[0] - loss) <= LOSS_TOLERANCE, f"a loss of {losses[0]} instead of {loss}"
     assert losses == sorted(losses, reverse=True), f"it does not learn: {losses}"
     learning = {name for name in names & learned.gradients[0].keys() if gradients[name].any()}
-    errors = {
-        name: _relative_error(learned.gradients[0][name], EXTRA_LOSS_SCALE * gradients[name]) for name in learning
-    }
+    errors = {}
+    for name in learning:
+        wanted = EXTRA_LOSS_SCALE * gradients[name]
+        errors[name] = float(abs(learned.gradients[0][name] - wanted).max() / abs(wanted).max())
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] <= GRADIENT_TOLERANCE, f"the gradient of {worst} is off by {errors[worst]:.1e}"
     _check_stayed(learned, names - learning)
     _check_frozen(contract, names)
     found = f"within {abs(losses[0] - loss):.0e}, gradients {errors[worst]:.0e}; nothing else gets a gradient"
     return f"{metric} {found}"
-
-
-def _relative_error(got: Any, wanted: Any) -> float:
-    return float(abs(got - wanted).max() / abs(wanted).max())
 
 
 def _check_frozen(contract: Contract, names: frozenset[str]) -> None:
@@ -183,15 +180,7 @@ def _check_stayed(trained: Trained, names: frozenset[str]) -> None:
     assert not moved, f"these were to stay as they were: {moved}"
 
 
-def check_two_ranks(contract: Contract) -> str:
-    return _check_layouts(contract, 2)
-
-
-def check_four_ranks(contract: Contract) -> str:
-    return _check_layouts(contract, 4)
-
-
-def _check_layouts(contract: Contract, num_ranks: int) -> str:
+def check_layouts(contract: Contract, num_ranks: int) -> str:
     """Every byte comes back, and three training steps are those of one rank."""
     layouts = contract.layouts_of(num_ranks)
     results = run_ranks(train_layouts, num_ranks, contract.family, contract.folder, layouts, timeout_s=110)
@@ -228,8 +217,8 @@ CHECKS: Mapping[str, Callable[[Contract], str]] = {
     "bad checkpoints": check_refusals,
     "one rank": check_one_rank,
     "extra losses": check_extra_losses,
-    "two ranks": check_two_ranks,
-    "four ranks": check_four_ranks,
+    "two ranks": partial(check_layouts, num_ranks=2),
+    "four ranks": partial(check_layouts, num_ranks=4),
 }
 """By name, which is also the row of the table. Each returns what it found, or raises AssertionError."""
 

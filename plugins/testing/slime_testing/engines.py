@@ -42,7 +42,7 @@ def cpu_config(**sglang: Any) -> SlimeConfig:
 
 
 def topology_at(cfg: SlimeConfig, model_path: Path) -> Topology:
-    """Of `cfg` for the model at `model_path`."""
+    """Topology of `cfg` for the model at `model_path`."""
     cfg.model.path = str(model_path)
     return read_topology(cfg)
 

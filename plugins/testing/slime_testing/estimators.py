@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -142,14 +143,10 @@ def _check_state(name: str, make: Callable[[], Any]) -> None:
     resumed.load_state_dict(driver_state.loads(kept))
     for rows in (EQUAL, LEARNT):
         wanted, got = (_spread(name, each, step_of(rows)) for each in (first, resumed))
-        same = all(map(np.array_equal, _flat(wanted), _flat(got)))
+        same = all(map(np.array_equal, itertools.chain(*wanted), itertools.chain(*got)))
         assert same, f"estimator '{name}' gives other advantages after a checkpoint: {wanted}, then {got}"
     is_copy = driver_state.dumps(state) == kept
     assert is_copy, f"a state of estimator '{name}' changes with the next step: state_dict has to copy"
-
-
-def _flat(of_groups: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    return [values for of_group in of_groups for values in of_group]
 
 
 def _spread(name: str, estimator: Estimator, groups: Groups) -> list[list[np.ndarray]]:

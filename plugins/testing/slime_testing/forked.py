@@ -66,8 +66,6 @@ class ForkedEngine(EngineProcess):
 
 
 class Forking(SGLang):
-    """SGLang whose servers are forked."""
-
     def server(self, topology: Topology, *which: Any, **options: Any) -> Server:
         return ForkedEngine(topology, *which, **options)
 
@@ -226,7 +224,6 @@ def _forked(told: Mapping[str, Any], stdin: int, log: int) -> int:
 
 
 def _become(told: Mapping[str, Any], stdin: int, log: int) -> NoReturn:
-    """The engine, in the forked process."""
     from slime_sglang.engine import launcher
 
     os.setsid()

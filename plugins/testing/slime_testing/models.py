@@ -87,7 +87,6 @@ def transformers_model(hf: Mapping[str, Any]) -> Any:
 
 
 def transformers_config(hf: Mapping[str, Any]) -> Any:
-    """transformers' own object of a config.json."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(**deepcopy(dict(hf)))  # transformers writes into nested fields

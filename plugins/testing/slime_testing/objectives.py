@@ -207,7 +207,6 @@ def samples_for(objective: Any, vocab_size: int, *, spoils: bool = False) -> Seq
 
 
 def _drawn(column: Column, count: int, vocab_size: int, generator: np.random.Generator) -> np.ndarray:
-    """A column of an objective's own."""
     if column.ids:
         rows = [generator.permutation(vocab_size)[: column.width] for _ in range(count)]
         return np.array(rows, np.int32).reshape(count, -1)

@@ -34,7 +34,6 @@ class Patience:
         self.renew()
 
     def renew(self) -> None:
-        """Start the limit again."""
         self._start = time.monotonic()
         self._granted_s, self._waited_s = 0.0, dict[tuple[int, str], float]()
 
@@ -73,7 +72,10 @@ def run_within(
     with subprocess.Popen(command, **pipes) as process:
         patience = Patience(limit_s, lambda: family(process.pid))
         try:
-            while (printed := _printed(process)) is None:
+            while True:
+                with suppress(subprocess.TimeoutExpired):  # a later call loses nothing of what was printed
+                    printed = process.communicate(timeout=1)
+                    break
                 if patience.is_over():
                     raise subprocess.TimeoutExpired(command, limit_s)
         except BaseException:  # as subprocess.run does: nothing waits for a command that nobody reads
@@ -82,12 +84,6 @@ def run_within(
     done = subprocess.CompletedProcess(command, process.returncode, *printed)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
-
-
-def _printed(process: subprocess.Popen[str]) -> tuple[str, str] | None:
-    with suppress(subprocess.TimeoutExpired):  # a later call loses nothing of what was printed
-        return process.communicate(timeout=1)
-    return None
 
 
 def family(pid: int) -> list[int]:

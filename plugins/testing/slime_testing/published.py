@@ -45,17 +45,12 @@ def differences(published: Published, config_class: type) -> list[str]:
     found += [f"transformers has no '{name}'" for name in written.keys() - fields]
     for name in written.keys() & fields.keys():
         theirs = _type_of(fields[name])
-        if not _allows(theirs, written[name].split(" | ")):
+        if not all(_KINDS[kind] & theirs for kind in written[name].split(" | ")):
             found.append(f"'{name}' is {written[name]}, and transformers': {', '.join(sorted(theirs))}")
         default = published.defaults[name]
         if (type(default), default) != (type(fields[name].default), fields[name].default):
             found.append(f"'{name}' is {default!r} by default, and transformers': {fields[name].default!r}")
     return sorted(found)
-
-
-def _allows(theirs: set[str], kinds: list[str]) -> bool:
-    """Whether transformers takes something of each kind."""
-    return all(_KINDS[kind] & theirs for kind in kinds)
 
 
 def _type_of(field: dataclasses.Field[Any]) -> set[str]:

@@ -55,7 +55,7 @@ def _portions(tensors: Iterator[Named], capacity: int) -> Iterator[Portion]:
 
 
 def _buckets(tensors: Iterator[Named], capacity: int) -> Iterator[list[Named]]:
-    """Of weights, or of adapters."""
+    """Buckets of weights, or of adapters."""
     for _, same in groupby(tensors, key=lambda named: of_adapter(named[0])):
         runs = loaded_together(same, name=lambda named: named[0])
         yield from in_buckets(runs, capacity, lambda run: sum(aligned(tensor.nbytes) for _, tensor in run))

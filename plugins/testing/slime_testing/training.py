@@ -149,19 +149,13 @@ def _compare_histories(
     largest = dict.fromkeys(TOLERANCES, 0.0)
     for step, (values, reference) in enumerate(zip(got, wanted, strict=True)):
         for name in reference:
-            kind = _kind(name)
+            kind = "norm" if name == "grad_norm" else "maximum" if name.endswith("_max") else "mean"
             scale = {"norm": reference[name] or 1.0, "maximum": max(1.0, abs(reference[name])), "mean": 1.0}[kind]
             difference = abs(values[name] - reference[name]) / scale
             off = f"{values[name]} not {reference[name]}, {difference:.1e} apart of {TOLERANCES[kind]:.0e} allowed"
             assert difference <= TOLERANCES[kind], f"{layout} step {step} {name}: {off}"
             largest[kind] = max(largest[kind], difference)
     return largest["mean"], largest["norm"]
-
-
-def _kind(metric: str) -> str:
-    if metric == "grad_norm":
-        return "norm"
-    return "maximum" if metric.endswith("_max") else "mean"
 
 
 def _compare_gradients(layout: str, got: Sequence[Gradients], wanted: Sequence[Gradients]) -> float:

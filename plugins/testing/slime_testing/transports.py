@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from slime import plugins
 from slime.config.extended import extended
+from slime.config.hf import read_hf_config
 from slime.config.schema import EngineGroupConfig, SlimeConfig, WeightsConfig
 from slime.net import LOOPBACK, Endpoint
 from slime.topology.links import Verb
@@ -30,7 +31,8 @@ from slime.topology.transport_protocol import StoringTransport, Transport
 from slime.types import Receipt
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import Sender, TrainerSide
-from slime_testing.engines import cpu_config, topology_at
+from slime_testing.engines import cpu_config, hf_tensors, topology_at
+from slime_testing.models import transformers_model
 from slime_testing.plugins import check_light
 from slime_testing.publishing import TIMEOUT_S, publish_over
 from weight_buckets.views import Named
@@ -110,12 +112,18 @@ def _process_group() -> Iterator[None]:
 
 def _check_versions(sender: Sender, engine: Endpoint, model: Path) -> None:
     first, second, third, last = range(1, 5)
-    tensors = _random_weights(model)
+    built = transformers_model(read_hf_config(str(model)))
+    tensors = [(name, tensor.detach()) for name, tensor in hf_tensors(built)]
     for version in (first, second):
         _check_receipt(_publish(sender, engine, version, iter(tensors)), version, tensors)
         tensors = [(name, tensor * 1.5) for name, tensor in tensors]
+
+    def ending_early() -> Iterator[Named]:
+        yield from tensors[: len(tensors) // 2]
+        raise _GivenUpError
+
     try:
-        _publish(sender, engine, third, _ending_early(tensors))
+        _publish(sender, engine, third, ending_early())
     except _GivenUpError:
         pass
     else:
@@ -123,20 +131,6 @@ def _check_versions(sender: Sender, engine: Endpoint, model: Path) -> None:
     assert EngineLink(engine, last, TIMEOUT_S).weight_version() != str(third), "a part of a version is served"
     _check_receipt(_publish(sender, engine, last, iter(tensors)), last, tensors)
     assert EngineLink(engine, last, TIMEOUT_S).weight_version() == str(last)
-
-
-def _random_weights(model: Path) -> list[Named]:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from slime_testing.engines import hf_tensors
-
-    built = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).float()
-    return [(name, tensor.detach()) for name, tensor in hf_tensors(built)]
-
-
-def _ending_early(tensors: list[Named]) -> Iterator[Named]:
-    yield from tensors[: len(tensors) // 2]
-    raise _GivenUpError
 
 
 def _publish(sender: Sender, engine: Endpoint, version: int, tensors: Iterator[Named]) -> Receipt:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime_agents.endpoint import fields
-from slime_agents.endpoint.forms import demanded, form_in
+from slime_agents.endpoint.forms import form_in
 from slime_agents.endpoint.said import (
     Answer,
     Call,
@@ -49,6 +49,7 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     tools = [_tool(tool, f"tools.{n}") for n, tool in enumerate(of_kind(body, "tools", list, []))]
     choice = of_kind(body, "tool_choice", dict, {})
     fields.CHOICE.check(choice, "tool_choice.")
+    may_call, demanded = fields.tool_choice(choice, [tool["function"]["name"] for tool in tools] or None)
     said = []
     if system := text_of(body.get("system"), "system"):
         said.append(Said("system", system))
@@ -58,13 +59,13 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
         tools=tools,
         max_tokens=positive(body, "max_tokens"),
         stop=stops_in(body, "stop_sequences"),
-        may_call=fields.may_call(choice, [tool["function"]["name"] for tool in tools] or None),
+        may_call=may_call,
         is_streamed=bool(body.get("stream")),
         wants_usage=True,
         model=str(body.get("model", "")),
         previous=_previous(body),
         form=_form(body),
-        demanded=demanded(choice),
+        demanded=demanded,
     )
 
 
@@ -126,12 +127,7 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
     if not isinstance(tool, dict) or not isinstance(tool.get("input_schema"), dict):
         raise RefusedRequestError("not a tool with an input_schema: other tools are not supported", param)
     fields.MESSAGES_TOOL.check(tool, f"{param}.")
-    function = {
-        "name": str(tool.get("name", "")),
-        "description": str(tool.get("description") or ""),
-        "parameters": tool["input_schema"],
-    }
-    return {"type": "function", "function": function}
+    return fields.function_tool(tool, "input_schema")
 
 
 def whole(request: Request, answer: Answer) -> bytes:

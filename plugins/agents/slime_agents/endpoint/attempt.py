@@ -13,7 +13,7 @@ from slime.contracts import Responder
 from slime.conversation import RefusedError, TooLongError
 from slime.types import Message, Turn, Verdict
 from slime_agents.endpoint.forms import WORDS, as_the_run_wants, is_missed, is_of_reading
-from slime_agents.endpoint.hearing import Hearing
+from slime_agents.endpoint.hearing import Hearing, Stops
 from slime_agents.endpoint.said import (
     FULL,
     Answer,
@@ -23,7 +23,6 @@ from slime_agents.endpoint.said import (
     check_results,
     messages_of,
 )
-from slime_agents.endpoint.stops import Stops
 from slime_agents.endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
 
 log = logging.getLogger(__name__)
@@ -109,7 +108,8 @@ class Attempt:
         """Answer no more. What nobody has heard is forgotten."""
         for work in self._running:
             work.cancel()
-        unheard = [asked.spoken for asked in self._tree.all_asked() if asked.spoken and not asked.is_heard]
+        nodes = (node for root in self._tree.roots.values() for node in root.walk())
+        unheard = [each.spoken for node in nodes for each in node.asked if each.spoken and not each.is_heard]
         for spoken in sorted(unheard, key=lambda each: -each.number):
             if spoken.number == spoken.thread.num_turns:
                 spoken.thread.num_turns -= 1
@@ -231,7 +231,8 @@ class Attempt:
         if found := stops.first(text):
             place, stop = found
             text = text[:place]
-        heard = self._hearing.read(text, request.tools if request.may_call else (), self._call_id)
+        tools = request.tools if request.may_call else ()
+        heard = self._hearing.read(text, tools, lambda: f"call_{next(self._numbers):05d}")
         self._num_ill_formed += heard.is_ill_formed
         finish: str = turn.finish
         if stop is not None:
@@ -239,9 +240,6 @@ class Attempt:
         elif heard.said.calls and finish == "stop":
             finish = "tool_calls"
         return Answer(secrets.token_hex(12), heard.said, finish, stop, turn.num_before, turn.num_sampled)
-
-    def _call_id(self) -> str:
-        return f"call_{next(self._numbers):05d}"
 
 
 def _refused(error: RefusedError) -> RefusedRequestError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime_agents.endpoint import fields
-from slime_agents.endpoint.forms import demanded, form_in
+from slime_agents.endpoint.forms import form_in
 from slime_agents.endpoint.said import (
     Answer,
     Call,
@@ -42,17 +42,18 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> Request:
     options = of_kind(body, "stream_options", dict, {})
     fields.STREAM_OPTIONS.check(options, "stream_options.")
     of_kind(body, "parallel_tool_calls", bool)
+    may_call, demanded = fields.tool_choice(body.get("tool_choice"), [tool["function"]["name"] for tool in tools])
     return Request(
         said=tuple(repeated.said(messages_in(body), _said)),
         tools=tools,
         max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
         stop=stops_in(body, "stop"),
-        may_call=fields.may_call(body.get("tool_choice"), [tool["function"]["name"] for tool in tools]),
+        may_call=may_call,
         is_streamed=bool(body.get("stream")),
         wants_usage=bool(options.get("include_usage")),
         model=str(body.get("model", "")),
         form=form_in(of_kind(body, "response_format", dict, {}), "response_format"),
-        demanded=demanded(body.get("tool_choice")),
+        demanded=demanded,
     )
 
 
@@ -84,8 +85,7 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
         raise RefusedRequestError("not a function: other tools are not supported", param)
     fields.COMPLETIONS_TOOL.check(tool, f"{param}.")
     fields.FUNCTION.check(function, f"{param}.function.")
-    known = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
-    return {"type": "function", "function": {"description": "", "parameters": {"type": "object"}, **known}}
+    return fields.function_tool(function)
 
 
 def whole(request: Request, answer: Answer) -> bytes:

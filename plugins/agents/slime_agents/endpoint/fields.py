@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.errors import nearest
-from slime_agents.endpoint.said import RefusedRequestError
+from slime_agents.endpoint.said import ANY_TOOL, RefusedRequestError
 
 log = logging.getLogger(__name__)
 _told = set[str]()
@@ -47,21 +47,16 @@ class Fields:
             if name in self.honoured or name in self.ignored:
                 continue
             if name in self.of_the_run:
-                self._tell(name, value)
+                if value is not None and name not in _told:
+                    _told.add(name)
+                    log.warning("Agents ask for %s=%.60r; the run's own configuration is taken instead", name, value)
             elif name in self.refused:
                 if value and value not in self.neutral.get(name, ()):
                     raise RefusedRequestError(f"'{name}' is not supported: {self.refused[name]}", where + name)
             elif value is not None:
-                raise RefusedRequestError(f"'{name:.80}' is not known{self._nearest(name)}", f"{where}{name:.80}")
-
-    def _nearest(self, name: str) -> str:
-        near = self.meant.get(name) or nearest(name, self.honoured)
-        return f": did you mean '{near}'?" if near else ""
-
-    def _tell(self, name: str, value: Any) -> None:
-        if value is not None and name not in _told:
-            _told.add(name)
-            log.warning("Agents ask for %s=%.60r; the run's own configuration is taken instead", name, value)
+                near = self.meant.get(name) or nearest(name, self.honoured)
+                meant = f": did you mean '{near}'?" if near else ""
+                raise RefusedRequestError(f"'{name:.80}' is not known{meant}", f"{where}{name:.80}")
 
 
 _THINKING = "whether and how the model thinks is of the run: data.chat_template_kwargs"
@@ -161,11 +156,11 @@ MESSAGES_TOOL = Fields(
 )
 CHOICE = Fields(honoured=("type", "name", "disable_parallel_tool_use"))
 THREAD = Fields(honoured=("type", "previous_message_id"))
-TEXT_PART = Fields(honoured=("type", "text"), ignored=("cache_control", "prompt_cache_breakpoint", "annotations"))
 
 
-def may_call(choice: Any, names: Collection[str] | None) -> bool:
-    """A `tool_choice` of either API lets the model call tools. Nothing forces a call that it demands.
+def tool_choice(choice: Any, names: Collection[str] | None) -> tuple[bool, str]:
+    """Says whether a `tool_choice` of any API lets the model call tools, and whose call it demands (`ANY_TOOL`: of one
+    of them). Nothing forces that call.
 
     Args:
         names: of the tools; None: they may stand in an earlier request.
@@ -176,19 +171,25 @@ def may_call(choice: Any, names: Collection[str] | None) -> bool:
     param = "tool_choice"
     kind = choice.get("type") if isinstance(choice, Mapping) else choice
     if kind in (None, "auto", "none"):
-        return kind != "none"
-    if kind in ("required", "any", "function", "tool"):
-        if names is None:
-            return True
-        if not names:
-            raise RefusedRequestError(f"'{param}' demands a call, and there are no tools", param)
-        if kind in ("required", "any"):
-            return True
-        inner = choice.get("function", choice) if isinstance(choice, Mapping) else None
-        name = inner.get("name") if isinstance(inner, Mapping) else None
-        if name in names:
-            return True
+        return kind != "none", ""
+    if kind not in ("required", "any", "function", "tool"):
+        what = f"'{param}' is {choice!r:.80}: it may be auto, none, required, any or one tool"
+        raise RefusedRequestError(what, param)
+    if names is not None and not names:
+        raise RefusedRequestError(f"'{param}' demands a call, and there are no tools", param)
+    if kind in ("required", "any"):
+        return True, ANY_TOOL
+    inner = choice.get("function", choice) if isinstance(choice, Mapping) else None
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if names is not None and name not in names:
         near = nearest(str(name), names)
         meant = f": did you mean '{near}'?" if near else ""
         raise RefusedRequestError(f"'{param}' names the tool {name!r:.60}, which there is not{meant}", param)
-    raise RefusedRequestError(f"'{param}' is {choice!r:.80}: it may be auto, none, required, any or one tool", param)
+    return True, str(name or ANY_TOOL)
+
+
+def function_tool(told: Mapping[str, Any], parameters: str = "parameters") -> Mapping[str, Any]:
+    """A function as the OpenAI API has it, of the fields that say what it is."""
+    about = {"name": str(told.get("name", "")), "description": str(told.get("description") or "")}
+    schema = told.get(parameters)
+    return {"type": "function", "function": about | {"parameters": {"type": "object"} if schema is None else schema}}

@@ -47,16 +47,6 @@ def form_in(value: Mapping[str, Any], param: str) -> Form | None:
     return Form(inner["schema"], ": ".join(about), param)
 
 
-def demanded(choice: Any) -> str:
-    """The tool that a `tool_choice` demands the call of, in any API; empty: it leaves the choice."""
-    if not isinstance(choice, dict):
-        return ANY_TOOL if choice == "required" else ""
-    kind, function = choice.get("type"), choice.get("function")
-    if kind in ("function", "tool"):
-        return str((function if isinstance(function, dict) else choice).get("name") or ANY_TOOL)
-    return ANY_TOOL if kind == "any" else ""
-
-
 def as_the_run_wants(request: Request, structured: str) -> Request:
     """The request, whose first message says the form of the answer, if it is to be said: there it is the same in every
     request of a conversation, and every chat template takes it.

@@ -1,16 +1,17 @@
-"""Responses, with their special tokens, taken apart into thinking, words and calls of tools."""
+"""Responses, with their special tokens, taken apart into thinking, words and calls; and where strings stop one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from slime.contracts import Responder
 from slime_agents.conversations.spelled import whole
 from slime_agents.conversations.thinking import parted
 from slime_agents.endpoint import values
-from slime_agents.endpoint.said import THINK, Call, Said
+from slime_agents.endpoint.said import END_THINK, THINK, Call, Said
 from slime_agents.tools.calls import CallReader, IllFormedError, import_parsers, read_name_json, reader_for
 
 _PROBE = [{"role": "user", "content": "probe."}]
@@ -77,3 +78,27 @@ class Hearing:
             calls = tuple(Call(call_id(), call.name, whole(call.arguments)) for call in read.calls)
             return Heard(Said("assistant", read.text.strip(), calls, reasoning), is_ill_formed=False)
         return Heard(Said("assistant", words.strip(), (), reasoning), is_ill_formed=False)
+
+
+@dataclass(frozen=True)
+class Stops:
+    """The strings; `opens_thinking`: the prompt opens the thinking, so that every answer begins within."""
+
+    strings: tuple[str, ...]
+    opens_thinking: bool
+
+    def __call__(self, text: str) -> bool:
+        return self.first(text) is not None
+
+    def first(self, text: str) -> tuple[int, str] | None:
+        """Place and text of the first stop string. The white space behind thinking belongs to no answer."""
+        begin = 0
+        opened = text.lstrip()
+        if self.opens_thinking or opened.startswith(THINK) or THINK.startswith(opened):
+            end = text.find(END_THINK)
+            if end < 0:
+                return None
+            behind = end + len(END_THINK)
+            begin = len(text) - len(text[behind:].lstrip())
+        found = [(place, each) for each in self.strings if (place := text.find(each, begin)) >= 0]
+        return min(found, default=None)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_agents.endpoint.fields import SERVER, TEXT_ALONE, WHOLE, Fields, may_call
-from slime_agents.endpoint.forms import demanded, form_in
+from slime_agents.endpoint.fields import SERVER, TEXT_ALONE, WHOLE, Fields, function_tool, tool_choice
+from slime_agents.endpoint.forms import form_in
 from slime_agents.endpoint.said import (
     FULL,
     MAX_MESSAGES,
@@ -92,17 +92,18 @@ def read(body: Mapping[str, Any], repeated: Repeated) -> ResponsesRequest:
     tools = [_tool(tool, f"tools[{n}]") for n, tool in enumerate(of_kind(body, "tools", list, []))]
     behind = (*_before(body, repeated), *repeated.said(_messages(body, repeated), _said))
     first = text_of(body.get("instructions"), "instructions")
+    may_call, demanded = tool_choice(body.get("tool_choice"), [tool["function"]["name"] for tool in tools])
     return ResponsesRequest(
         said=(*([Said("system", first)] if first else []), *behind),
         tools=tools,
         max_tokens=positive(body, "max_output_tokens"),
         stop=(),
-        may_call=may_call(body.get("tool_choice"), [tool["function"]["name"] for tool in tools]),
+        may_call=may_call,
         is_streamed=bool(body.get("stream")),
         wants_usage=True,
         model=str(body.get("model", "")),
         form=form_in(of_kind(of_kind(body, "text", dict, {}), "format", dict, {}), "text.format"),
-        demanded=demanded(body.get("tool_choice")),
+        demanded=demanded,
         behind=behind,
         is_stored=body.get("store") is not False,
         body={name: value for name, value in body.items() if name != "input"},
@@ -187,7 +188,10 @@ def _messages(body: Mapping[str, Any], repeated: Repeated) -> list[list[Any]]:
         kind = _kind(item, f"input[{number}]")
         if kind not in _RANKS:
             found.append([number, item])
-            group = group.behind_result() if kind == "function_call_output" else _Group()
+            if kind == "function_call_output":
+                group.has_result = True
+            else:
+                group = _Group()
             continue
         answer = _answer_of(item, repeated) or calls.get(str(item.get("call_id")))
         if not group.takes(_RANKS[kind], answer):
@@ -228,10 +232,6 @@ class _Group:
         kinds = [item.get("type") or "message" for item in self.items[1:]]
         if said.calls and kinds.count("function_call") == len(said.calls) and "message" not in kinds:
             self.items.append({"type": "message", "role": "assistant", "content": said.text})
-
-    def behind_result(self) -> _Group:
-        self.has_result = True
-        return self
 
 
 def _referred(item: Any, repeated: Repeated, param: str) -> Any:
@@ -324,5 +324,4 @@ def _tool(tool: Any, param: str) -> Mapping[str, Any]:
     if not isinstance(tool.get("name"), str):
         raise RefusedRequestError("a function has no name", param)
     TOOL.check(tool, f"{param}.")
-    known = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
-    return {"type": "function", "function": {"description": "", "parameters": {"type": "object"}, **known}}
+    return function_tool(tool)

@@ -75,7 +75,9 @@ class Said:
         """A key of the message, however a client wrote it down: ids are its own, thinking may be missing, arguments are
         compared as values."""
         calls = [[call.name, values.comparable(call.arguments)] for call in self.calls]
-        text = without_thinking(self.text) if self.role == "assistant" else self.text
+        text = self.text
+        if self.role == "assistant" and text.lstrip().startswith(THINK):  # which a client kept in it
+            text = parted(text)[2]
         return values.digest([self.role, text.strip(), calls])
 
     def likeness(self, other: Said) -> int:
@@ -113,11 +115,6 @@ def messages_of(said: Sequence[Said], before: Sequence[Said] = (), *, as_text: b
     return [one.message(names, as_text=as_text) for one in said]
 
 
-def without_thinking(text: str) -> str:
-    """An answer's text, where a client kept the thinking in it."""
-    return parted(text)[2] if text.lstrip().startswith(THINK) else text
-
-
 class Repeated:
     """Reads only what is new in the history that a client sends with each request.
 
@@ -134,7 +131,7 @@ class Repeated:
         """All messages of a request; `read` takes apart the one of a number."""
         if read is not self._read:
             self._read, self._known = read, []
-        written = [values.as_written(message) for message in messages]
+        written = [values.digest(message, sort_keys=False) for message in messages]
         pairs = zip(self._known, written, strict=False)
         num_known = next((n for n, (known, now) in enumerate(pairs) if known[0] != now), None)
         if num_known is None:
@@ -219,7 +216,7 @@ class Answer:
 
 _TEXTS = ("text", "input_text", "output_text")
 """Types of parts with text, as the APIs call them."""
-_OF_TEXTS = ("type", "text", "cache_control", "prompt_cache_breakpoint", "annotations", "citations", "parsed_output",
+OF_TEXTS = ("type", "text", "cache_control", "prompt_cache_breakpoint", "annotations", "citations", "parsed_output",
              "logprobs")  # fmt: skip
 """Fields of such parts: all but the first two are of no account."""
 
@@ -252,7 +249,7 @@ def text_of(content: Any, param: str) -> str:
             found.append(part)
         elif isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type", "text") in _TEXTS:
             if other := next(
-                (name for name, value in part.items() if name not in _OF_TEXTS and value is not None), None
+                (name for name, value in part.items() if name not in OF_TEXTS and value is not None), None
             ):
                 raise RefusedRequestError(f"'{other:.80}' of a part with text is not known", param)
             found.append(part["text"])

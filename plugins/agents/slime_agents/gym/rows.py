@@ -5,22 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from slime.errors import SlimeError
+from slime_agents.cached_rows import cache, keep, printed, value_of
 
 SCHEME = "reasoning-gym://"
 DISTRIBUTION = "reasoning-gym"
 TRAIN, HELD_OUT = "train", "heldout"
 NUM_ROWS = {TRAIN: 1000, HELD_OUT: 256}
 """Rows where the address has no `size`."""
-TIMEOUT_S = 600.0
 FORMAT = 1
 """Version of the files: another one makes them again."""
 _refused: dict[str, SlimeError] = {}
@@ -52,19 +50,16 @@ def rows_of(address: str) -> Path:
         SlimeError: reasoning-gym is not installed, there is no such generator, or it cannot make these rows.
     """
     wanted = parsed(address)
-    file = _cache() / f"{wanted.generator}-{_digest(wanted)}.jsonl"
+    text = json.dumps([FORMAT, asdict(wanted)], sort_keys=True)
+    file = _folder() / f"{wanted.generator}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
     if not file.is_file():
         if address in _refused:
             raise _refused[address].with_traceback(None)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            _generate(wanted, address, file)
+            keep(file, _generated(wanted, address), address)
         except SlimeError as error:
             _refused[address] = error
             raise
-        except OSError as error:
-            todo = "Set XDG_CACHE_HOME to a folder that can be written."
-            raise SlimeError(f"the rows cannot be kept: {error}", where=address, todo=todo) from error
     return file
 
 
@@ -80,7 +75,7 @@ def parsed(address: str) -> Address:
         elif each == "demonstrations":
             demonstrations = True
         elif colon and key:
-            given[key] = _value(value)
+            given[key] = value_of(value)
         else:
             todo = f"Write {SCHEME}{generator}/heldout/size:100, for instance."
             raise SlimeError(f"'{each}' is no part of an address", where=address, todo=todo)
@@ -93,44 +88,21 @@ def parsed(address: str) -> Address:
     return Address(generator, part, demonstrations, size, seed, given)
 
 
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def _folder() -> Path:
     try:
         version = metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         todo = "Run: pip install 'slime-agents[reasoning-gym]'. In a checkout: 'make setup'."
         raise SlimeError("reasoning-gym is not installed", todo=todo) from None
-    return Path(home) / "slime" / f"{DISTRIBUTION}-{version}"
+    return cache() / f"{DISTRIBUTION}-{version}"
 
 
-def _digest(wanted: Address) -> str:
-    text = json.dumps([FORMAT, asdict(wanted)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _generate(wanted: Address, address: str, file: Path) -> None:
-    """Make the file in a process of its own: generators draw from Python's hashes, and import large libraries."""
+def _generated(wanted: Address, address: str) -> str:
+    """The rows, of a process of their own: generators draw from Python's hashes, and import large libraries."""
     command = [sys.executable, "-W", "ignore", "-m", "slime_agents.gym.generate", json.dumps(asdict(wanted))]
-    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part") as rows:
-        try:
-            environment = {**os.environ, "PYTHONHASHSEED": "0"}
-            done = subprocess.run(
-                command, stdout=rows, stderr=subprocess.PIPE, env=environment, text=True, timeout=TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            todo = "Ask for fewer rows, or easier ones."
-            raise SlimeError(f"it took longer than {TIMEOUT_S:g} s", where=address, todo=todo) from error
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["it ended without a word"]
-            what, _, todo = last[0].partition("\t")
-            raise SlimeError(what, where=address, todo=todo or "Change the generator's options.")
-        os.chmod(rows.name, 0o644)
-        os.link(rows.name, f"{file}.{os.getpid()}")
-    Path(f"{file}.{os.getpid()}").replace(file)
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}
+    rows, fault = printed(command, address, "Ask for fewer rows, or easier ones.", environment)
+    if fault:
+        what, _, todo = fault.partition("\t")
+        raise SlimeError(what, where=address, todo=todo or "Change the generator's options.")
+    return rows

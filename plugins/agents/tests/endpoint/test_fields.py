@@ -8,7 +8,7 @@ import importlib
 import pytest
 import typing_extensions
 
-from slime_agents.endpoint import anthropic_messages, chat_completions, fields
+from slime_agents.endpoint import anthropic_messages, chat_completions, fields, said
 from slime_agents.endpoint.said import RefusedRequestError, Repeated, check_results
 
 FUNCTION = {"name": "add", "description": "Add.", "parameters": {"type": "object"}, "strict": True}
@@ -179,7 +179,7 @@ TYPES = {
         "chat.ChatCompletionMessageCustomToolCallParam": fields.COMPLETIONS_CALL,
         "chat.ChatCompletionFunctionToolParam": fields.COMPLETIONS_TOOL,
         "chat.ChatCompletionStreamOptionsParam": fields.STREAM_OPTIONS,
-        "chat.ChatCompletionContentPartTextParam": fields.TEXT_PART,
+        "chat.ChatCompletionContentPartTextParam": fields.Fields(said.OF_TEXTS),
         "shared_params.FunctionDefinition": fields.FUNCTION,
     },
     "anthropic": {

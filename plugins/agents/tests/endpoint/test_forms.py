@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 from plugins.agents.tests.endpoint.played import END, Stage
 from slime.errors import SlimeError
 from slime.types import Status, Verdict, VerdictKind
-from slime_agents.endpoint.forms import as_the_run_wants, demanded, form_in, is_missed
+from slime_agents.endpoint.fields import tool_choice
+from slime_agents.endpoint.forms import as_the_run_wants, form_in, is_missed
 from slime_agents.endpoint.options import EndpointOptions, check
 from slime_agents.endpoint.program import EndpointProgram
 from slime_agents.endpoint.said import Answer, Call, Form, RefusedRequestError, Request, Said
@@ -273,7 +274,7 @@ def test_what_fits_a_form(form, text, fits):
     ],
 )  # fmt: skip
 def test_a_call_may_be_demanded(choice, tool):
-    asked = replace(request_of(None, Said("user", "x"), [TOOL]), demanded=demanded(choice))
+    asked = replace(request_of(None, Said("user", "x"), [TOOL]), demanded=tool_choice(choice, None)[1])
     assert asked.demanded == tool
     assert not is_missed(asked, answer_of("", Call("1", "add", {"a": 1})))
     assert is_missed(asked, answer_of("words")) == bool(tool)

@@ -7,7 +7,7 @@ import pytest
 
 from plugins.agents.tests.endpoint.played import END, Stage
 from slime.types import Status
-from slime_agents.endpoint.stops import Stops
+from slime_agents.endpoint.hearing import Stops
 
 THOUGHT = "I want an Observation: of it.\n\nThought: </code> so\n"
 SAID = "Action: add\nObservation: made up"

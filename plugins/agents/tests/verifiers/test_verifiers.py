@@ -15,7 +15,7 @@ from slime.errors import SlimeError
 from slime.plugins import load
 from slime.types import Status, Verdict
 from slime_agents.verifiers import interpreter
-from slime_agents.verifiers.rows import parsed, rows_of
+from slime_agents.verifiers.interpreter import parsed, rows_of
 
 PYTHON = os.environ.get(interpreter.VARIABLE, "")
 TASKSET = """

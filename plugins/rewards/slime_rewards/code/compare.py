@@ -39,17 +39,10 @@ def _lines(text: str) -> list[str]:
 def _same_line(given: str, wanted: str) -> bool:
     if given == wanted:
         return True
-    if (others := _as_numbers(wanted)) is not None:
-        tokens = given.split()
-    else:
+    tokens, others = given.split(), wanted.split()
+    if not others or not all(map(_NUMBER.fullmatch, others)):  # of numbers alone the spaces say nothing
         tokens, others = _PIECE.findall(given), _PIECE.findall(wanted)
     return len(tokens) == len(others) and all(map(_same_token, tokens, others))
-
-
-def _as_numbers(line: str) -> list[str] | None:
-    """The numbers of a line of nothing else: how they are spaced says nothing."""
-    tokens = line.split()
-    return tokens if tokens and all(map(_NUMBER.fullmatch, tokens)) else None
 
 
 def _same_token(given: str, wanted: str) -> bool:

@@ -88,7 +88,9 @@ def _read(text: str) -> Any:
 def _of_mapping(tests: Mapping[str, Any], told: _Told) -> Iterator[Case]:
     for key in tests:
         if key not in KNOWN:
-            raise ValueError(f"it has the key {str(key)!r:.40}, which is not known. {_nearest(str(key))}")
+            near = nearest(str(key), sorted(KNOWN))
+            todo = f"Did you mean '{near}'?" if near else "Take it out if its tests hold without it."
+            raise ValueError(f"it has the key {str(key)!r:.40}, which is not known. {todo}")
     if (language := tests.get("language")) is not None and str(language).lower() not in _PYTHON:
         raise ValueError(f"its language is {language!r:.40}, and programs are run as Python")
     kinds = {str(tests[key]).lower() for key in _KIND if tests.get(key) is not None}
@@ -114,11 +116,6 @@ def _of_mapping(tests: Mapping[str, Any], told: _Told) -> Iterator[Case]:
         yield from _of_pair(tests[inputs], tests[outputs], told, is_one=inputs == "input")
     for key in found:
         yield from _cases(tests[key], told)
-
-
-def _nearest(key: str) -> str:
-    near = nearest(key, sorted(KNOWN))
-    return f"Did you mean '{near}'?" if near else "Take it out if its tests hold without it."
 
 
 def _of_metadata(tests: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime_rewards.code.sandbox import Ended, NotRunError, Spec, called_source
-from slime_rewards.general.http import ServerError, post
+from slime_rewards.general.remote import ServerError, post
 
 _SLACK_S = 30.0
 """Seconds beside the program's own: it may wait for its turn at the server."""

@@ -95,7 +95,6 @@ class Spec:
 
     @property
     def wall_s(self) -> float:
-        """Seconds by the clock."""
         return min(WALL_PER_CPU * self.cpu_s + 2, self.most_s)
 
     def document(self) -> dict[str, Any]:

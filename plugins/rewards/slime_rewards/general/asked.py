@@ -49,7 +49,11 @@ def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     for each in chosen:
         for name, own, where in _asking(*each):
             group = own.get("engines")
-            if fault := _fault(name, own, where):
+            if name == JUDGE:
+                fault = unclear(own.get("url"), group, own.get("key_variable"), where)
+            else:
+                fault = fault_of(own.get("scored_at"), own.get("std"), where)
+            if fault:
                 yield fault
             elif group:
                 yield from _unfit(name, str(group), cfg, f"{where}.engines")
@@ -64,12 +68,6 @@ def _asking(name: str, options: Mapping[str, Any], where: str) -> Iterator[tuple
             for value, chosen in route.choices(options).items():
                 home = f"rewards.{value}.options" if value else "default"
                 yield from _asking(chosen.name, chosen.options, f"{where}.{home}")
-
-
-def _fault(name: str, own: Mapping[str, Any], where: str) -> SlimeError | None:
-    if name == JUDGE:
-        return unclear(own.get("url"), own.get("engines"), own.get("key_variable"), where)
-    return fault_of(own.get("scored_at"), own.get("std"), where)
 
 
 def _unfit(reward: str, group: str, cfg: SlimeConfig, where: str) -> Iterator[SlimeError]:

@@ -13,17 +13,18 @@ import inspect
 import numbers
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import all_suffixes
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from slime.errors import SlimeError, did_you_mean
+from slime.errors import SlimeError, did_you_mean, nearest
 from slime.imports import import_file
 from slime.time_limit import FAILURES, failure
 from slime.types import Sample, Verdict
-from slime_rewards.general.imported import import_problem, module_file
 
 GIVEN: Mapping[str, Callable[[Sample], Any]] = {
     "sample": lambda sample: sample,
@@ -103,8 +104,9 @@ class FunctionReward:
     def _verdict(self, answer: Any) -> Verdict:
         if isinstance(answer, Verdict):
             return answer
-        if isinstance(answer, Mapping) and _is_number(answer.get("score")):
-            return _of_score(answer)
+        if isinstance(answer, Mapping) and _is_number(answer.get("score")):  # with parts, as verl's functions return
+            parts = {str(key): float(value) for key, value in answer.items() if key != "score" and _is_number(value)}
+            return Verdict.of(float(answer["score"]), **parts)
         if _is_number(answer):
             return Verdict.of(float(answer))
         what = f"{self.path} returned {answer!r:.80}, neither a number nor a Verdict"
@@ -125,12 +127,6 @@ def _is_number(value: Any) -> bool:
     """A number, or an array or tensor of no dimension."""
     has_dimensions = bool(getattr(value, "shape", ()))
     return isinstance(value, numbers.Real) or (hasattr(value, "__float__") and not has_dimensions)
-
-
-def _of_score(answer: Mapping[Any, Any]) -> Verdict:
-    """The verdict of a score and numbers beside it, which become parts, as verl's functions return them."""
-    parts = {str(key): float(value) for key, value in answer.items() if key != "score" and _is_number(value)}
-    return Verdict.of(float(answer["score"]), **parts)
 
 
 def examine(path: str, arguments: Mapping[str, Any], sha256: str | None) -> None:
@@ -261,3 +257,71 @@ def _imported(where: str) -> ModuleType:
         at = f" at line {lines[-1]}" if lines else ""
         what, todo = f"{file} cannot be imported{at}: {failure(error)}", "Correct it, or install what it imports."
         raise SlimeError(what, where=KEY, todo=todo) from error
+
+
+def module_file(name: str, key: str) -> Path | None:
+    """The source of an installed module; None where it has none, as one in C.
+
+    Raises:
+        SlimeError: there is no such module.
+    """
+    top, *inside = name.split(".")
+    spec = _spec(top)
+    if spec is None:
+        todo = "Write FILE.py:FUNCTION, or install the module."
+        if match := nearest(top, [path.stem for path in Path().glob("*.py")]):
+            todo = f"Write {match}.py:FUNCTION for the file in this folder, or install the module."
+        raise SlimeError(f"there is no module '{name}'", where=key, todo=todo)
+    if not inside:
+        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    for part in inside:
+        found = [path for place in places for path in _modules(place) if path.name.partition(".")[0] == part]
+        if not found:
+            known = {path.name.partition(".")[0] for place in places for path in _modules(place)}
+            match = nearest(part, known)
+            todo = f"Did you mean '{match}'?" if match else "Name a module that is installed."
+            raise SlimeError(f"there is no module '{name}': '{part}' is not there", where=key, todo=todo)
+        places = [path for path in found if path.is_dir()]
+    sources = [*(path for path in found if path.suffix == ".py"), *(place / "__init__.py" for place in places)]
+    return next((path for path in sources if path.is_file()), None)
+
+
+def import_problem(file: Path, tree: ast.Module, key: str) -> SlimeError | None:
+    """The first import at a file's top, not in a `try` or under an `if`, that cannot work: of a package that is not
+    installed, or a relative one."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level:
+            names = f"{'.' * node.level}{node.module or ''}"
+            todo = f"Write 'from {node.module or 'its_name'} import ...': files beside it are found by their names."
+            what = f"{file} cannot be imported at line {node.lineno}: 'from {names} import' needs a package around it"
+            return SlimeError(what, where=key, todo=todo)
+        for name in _tops(node):
+            if _spec(name) is None and not any((file.parent / each).exists() for each in (name, f"{name}.py")):
+                fault = f"ModuleNotFoundError: No module named '{name}'"
+                what = f"{file} cannot be imported at line {node.lineno}: {fault}"
+                return SlimeError(what, where=key, todo="Correct it, or install what it imports.")
+    return None
+
+
+def _tops(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module.partition(".")[0]
+
+
+def _spec(top: str):  # type: ignore[no-untyped-def]  # a ModuleSpec, found without importing anything
+    if top in sys.modules:
+        return getattr(sys.modules[top], "__spec__", None) or find_spec("sys")
+    try:
+        return find_spec(top)
+    except (ImportError, ValueError):
+        return None
+
+
+def _modules(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    endings = tuple(all_suffixes())
+    return [each for each in folder.iterdir() if each.is_dir() or each.name.endswith(endings)]

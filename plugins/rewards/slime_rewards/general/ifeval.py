@@ -1,4 +1,4 @@
-"""The 25 kinds of constraints of IFEval (Zhou et al. 2023), under its names, with its keywords and its way to count.
+"""Reward `constraints`: the 25 kinds of IFEval (Zhou et al. 2023), under its names, with its keywords and way to count.
 
 Words are runs of letters and digits, so `well-known` is two. A keyword is a regular expression that is found anywhere,
 `red` in `redder`; a forbidden word is one between the borders of words. Sentences and capital words are counted without
@@ -10,7 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from slime.errors import did_you_mean
+from slime.thinking import said
+from slime.types import Sample, Verdict
 
 Keywords = Mapping[str, Any]
 Check = Callable[[str, Keywords], bool]
@@ -76,10 +81,6 @@ def _is_english(text: str) -> bool:
         return True
 
 
-def _is_in(text: str, wanted: str) -> bool:
-    return language(text) in (wanted, None)
-
-
 def sentences(text: str) -> int:
     count, start = 0, 0
     for found in _SENTENCE_END.finditer(text):
@@ -142,7 +143,7 @@ CHECKS: Mapping[str, Check] = {
     "keywords:letter_frequency": _counted(
         lambda text, given: text.lower().count(given["letter"].lower()), "let_frequency", "let_relation"
     ),
-    "language:response_language": lambda text, given: _is_in(text, given["language"]),
+    "language:response_language": lambda text, given: language(text) in (given["language"], None),
     "length_constraints:number_sentences": _counted(lambda text, given: sentences(text), "num_sentences"),
     "length_constraints:number_paragraphs": lambda text, given: _has_paragraphs(text, int(given["num_paragraphs"])),
     "length_constraints:number_words": _counted(lambda text, given: len(_WORD.findall(text)), "num_words"),
@@ -182,3 +183,34 @@ def _texts(given: Any) -> list[str]:
     if not isinstance(given, list) or not given or not all(isinstance(each, str) for each in given):
         raise ValueError(f"{given!r:.40} is no list of texts")
     return given
+
+
+@dataclass
+class ConstraintsReward:
+    """The share of the constraints that the response keeps, or 1 for all and 0 otherwise. Parts: `kept` (the share)."""
+
+    ids_column: str = "instruction_id_list"
+    """Column with the kinds, such as `length_constraints:number_words`."""
+    keywords_column: str = "kwargs"
+    """Column with the keywords of each."""
+    strict: bool = True
+    """1 for all constraints and 0 otherwise; false gives the share."""
+
+    def score(self, sample: Sample) -> Verdict:
+        metadata, row = sample.prompt.metadata, sample.prompt.id
+        kinds, keywords = metadata.get(self.ids_column), metadata.get(self.keywords_column)
+        if not isinstance(kinds, list) or not isinstance(keywords, list) or len(kinds) != len(keywords) or not kinds:
+            columns = f"'{self.ids_column}' and '{self.keywords_column}'"
+            return Verdict.invalid(f"row {row}: {columns} are not two lists of one length")
+        if unknown := [kind for kind in kinds if not isinstance(kind, str) or kind not in CHECKS]:
+            return Verdict.invalid(f"row {row}: no constraint '{unknown[0]}'. {did_you_mean(str(unknown[0]), CHECKS)}")
+        text = said(sample).strip()
+        try:
+            kept = [bool(text) and CHECKS[kind](text, given or {}) for kind, given in zip(kinds, keywords, strict=True)]
+        except NoDetector:
+            what = "a constraint on the language needs langdetect, which is not installed"
+            return Verdict.invalid(f"row {row}: {what}. Install slime-rewards[languages].")
+        except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
+            return Verdict.invalid(f"row {row}: '{self.keywords_column}' does not fit its constraint: {error!r:.80}")
+        share = sum(kept) / len(kept)
+        return Verdict.of(float(share == 1) if self.strict else share, kept=share)

@@ -12,7 +12,7 @@ from typing import Any
 from slime.errors import SlimeError
 from slime.thinking import divided, said
 from slime.types import Sample, Verdict
-from slime_rewards.general.http import ServerError, post
+from slime_rewards.general.remote import ServerError, post
 
 TEMPLATE = """You grade the answer to a task.
 

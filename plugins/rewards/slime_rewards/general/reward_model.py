@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from slime.errors import SlimeError
 from slime.thinking import said
 from slime.types import Message, Sample, Verdict
-from slime_rewards.general.http import ServerError, post
+from slime_rewards.general.remote import ServerError, post
 
 if TYPE_CHECKING:
     from slime.data.chat import Chat

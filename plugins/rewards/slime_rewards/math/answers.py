@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
 
 from slime_rewards.math.options import AnswerForm
 from slime_rewards.math.wordings import said_otherwise, without_notes, word_said
@@ -70,8 +73,10 @@ def find_answer(
         if boxed is not None or (is_cut and "\\boxed" in response):
             return boxed, boxed is not None
     if form is AnswerForm.line:
-        line = answer_line(response, is_cut=is_cut)
-        return line, line is not None
+        found = next(_answers(response, [_LINE]), None)
+        if found is None or (is_cut and found.end() == len(response)):
+            return None, False
+        return found[1].strip(" *\t\r"), True  # without Markdown's asterisks
     if form is AnswerForm.auto:
         said = answer_said(response, is_cut=is_cut)
         if said is not None:
@@ -139,7 +144,6 @@ def _closing(text: str, begin: int) -> int:
 
 
 def _last_closed(text: str) -> str | None:
-    """Content of the closed box that begins last."""
     open_braces: list[re.Match[str]] = []
     last = None
     for brace in _BRACE.finditer(text):
@@ -150,12 +154,6 @@ def _last_closed(text: str) -> str | None:
             if opening[0] == _BOX and (last is None or opening.end() > last[0]):
                 last = (opening.end(), brace.start())
     return text[slice(*last)] if last else None
-
-
-def answer_line(text: str, *, is_cut: bool = False) -> str | None:
-    """Rest of the line behind the last "Answer:", without Markdown's asterisks; None if `is_cut` left it endless."""
-    found = next(_answers(text, [_LINE]), None)
-    return None if found is None or (is_cut and found.end() == len(text)) else found[1].strip(" *\t\r")
 
 
 def answer_said(text: str, *, is_cut: bool = False) -> str | None:
@@ -177,13 +175,9 @@ def answer_said(text: str, *, is_cut: bool = False) -> str | None:
         return None if is_cut and other[1] == len(text) else _value_in(other[2])
     if tag is None or (tag[1] is None and is_cut and tag.end() == len(text)):
         return None
-    return _last_of(tag[1] or tag[2].strip())
-
-
-def _last_of(text: str) -> str:
-    """Content of a tag, or the last value in it if that is a sentence."""
-    is_sentence = _SENTENCE_WORDS.search(text) and "\\boxed" not in text
-    return (is_sentence and last_value(text)) or text
+    inner = tag[1] or tag[2].strip()
+    is_sentence = _SENTENCE_WORDS.search(inner) and "\\boxed" not in inner
+    return (is_sentence and last_value(inner)) or inner
 
 
 def _answers(text: str, patterns: list[re.Pattern[str]]) -> Iterator[re.Match[str]]:
@@ -202,8 +196,9 @@ def _answers(text: str, patterns: list[re.Pattern[str]]) -> Iterator[re.Match[st
 
 def _value_in(sentence: str) -> str:
     """The value that begins a sentence: all up to its end, or its formula alone if the rest is prose."""
-    formulas = list(_FORMULA.finditer(sentence))
-    ending = next((found for found in _END.finditer(sentence) if not _is_inside(found, formulas)), None)
+    inside = [range(formula.start() + 1, formula.end()) for formula in _FORMULA.finditer(sentence)]
+    ends = (found for found in _END.finditer(sentence) if not any(found.start() in each for each in inside))
+    ending = next(ends, None)
     value = _ASIDE.sub("", (sentence[: ending.start()] if ending else sentence).strip(" *\t\r"))
     formulas = list(_FORMULA.finditer(value))
     if formulas and any(char.isalpha() for char in value[: formulas[0].start()]):
@@ -211,10 +206,6 @@ def _value_in(sentence: str) -> str:
     if len(formulas) == 1 and len(value) - len(formulas[0][0]) > _MAX_WORDS:
         return formulas[0][0]
     return value
-
-
-def _is_inside(found: re.Match[str], formulas: list[re.Match[str]]) -> bool:
-    return any(formula.start() < found.start() < formula.end() for formula in formulas)
 
 
 def last_value(text: str) -> str | None:
@@ -264,3 +255,30 @@ def last_number(text: str) -> str | None:
         if number and (begin == 0 or number.start() > begin + _MARGIN):  # else it may be the end of a longer one
             return number[0]
     return None
+
+
+_LIST_OF_ONE = re.compile(r"\[\s*(['\"])((?:(?!\1).)*)\1\s*\]", re.DOTALL)
+_WHOLE_TAG = re.compile(r".*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.DOTALL)
+
+
+def label_text(label: Any) -> str | None:
+    """A label as text, None if it is neither a non-empty string nor a finite number."""
+    if isinstance(label, bool) or not isinstance(label, str | int | float | Decimal):
+        return None
+    if isinstance(label, float | Decimal):
+        number = label if isinstance(label, Decimal) else Decimal(repr(float(label)))
+        return format(number, "f") if math.isfinite(label) else None  # 1e-05 is 0.00001
+    return _stated(str(label).strip()) or None
+
+
+def _stated(label: str) -> str:
+    """Answer in a label that says more: GSM8K's published answer, a whole solution, a list of one as text."""
+    if found := _LIST_OF_ONE.fullmatch(label):
+        label = found[2].strip()
+    if "####" in label:
+        label = label.rpartition("####")[2].strip()
+    if tag := _WHOLE_TAG.fullmatch(label):
+        label = tag[1].strip()
+    if "\\boxed{" in label and not label.startswith("\\boxed"):
+        label = last_boxed(label) or label
+    return label

@@ -12,18 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from slime_rewards.math import residues
 from slime_rewards.math.families import INTEGERS, shifted, split_parameter, with_parameter
 from slime_rewards.math.forms import Form, is_settled, rational, scaled
 from slime_rewards.math.formulas import form, tree
-from slime_rewards.math.matrices import determinant
-from slime_rewards.math.phrases import choice, labelled_choice, phrase, said
-from slime_rewards.math.spelling import spelled, unwrapped
+from slime_rewards.math.spelling import choice, labelled_choice, phrase, said, spelled, unwrapped
 from slime_rewards.math.structure import (
     Parts,
     as_matrix,
     as_relation,
     condition,
+    determinant,
     is_name,
     parts_of,
     split_list,
@@ -31,7 +29,7 @@ from slime_rewards.math.structure import (
     without_braces,
 )
 from slime_rewards.math.units import scale, split_unit, sum_of_units
-from slime_rewards.math.values import agree
+from slime_rewards.math.values import agree, remainders_agree
 
 # What most answers are; no other rule is needed for two of them.
 _PLAIN = re.compile(
@@ -245,7 +243,7 @@ def _parts_agree(left: Parts, right: Parts, depth: int) -> bool:
         return False
     if left.kind == "relation" and left.brackets in ("<", "≤"):
         return _differences_agree(left.items, right.items) or _items(left, right.items, depth)
-    if left.is_ordered:
+    if left.kind not in ("set", "union") and left.brackets not in ("≠", "="):
         return _items(left, right.items, depth)
     return _matched([_read(item) for item in left.items], [_read(item) for item in right.items], depth)
 
@@ -307,7 +305,7 @@ def _forms_agree(left: str, right: str) -> bool:
     left_tree, right_tree = tree(left), tree(right)
     if left_tree is None or right_tree is None:
         return False
-    return residues.equal(left_tree, right_tree) or agree(left_tree, right_tree)
+    return remainders_agree(left_tree, right_tree) or agree(left_tree, right_tree)
 
 
 def _compact(text: str) -> str:

@@ -83,7 +83,6 @@ def atom(name: Any) -> Sum:
 
 
 def exact(value: Sum) -> Fraction:
-    """The rational number that `value` is."""
     number = rational(form_of(value))
     if number is None:
         raise Unreadable

@@ -268,15 +268,15 @@ class _Parser:
             index, power = (value, power) if sign == "_" else (index, value)
         is_group = self._sign() in _CLOSING
         argument = self._power(depth + 1)
-        while not is_group and self._at < len(self._tokens) and self._is_plain(self._tokens[self._at]):
+        while not is_group and self._at < len(self._tokens):
+            kind, text = self._tokens[self._at]
+            if kind != "word" or (text[0] == "\\" and not _GREEK.match(text)):
+                break
             argument = ("*", argument, self._power(depth + 1))
         if power == _MINUS_ONE and _HAS_INVERSE.match(name):
             return ("apply", f"\\arc{name[1:]}", index, argument)
         applied = ("apply", name, index, argument)
         return applied if power is None else ("^", applied, power)
-
-    def _is_plain(self, token: tuple[str, str]) -> bool:
-        return token[0] == "word" and (token[1][0] != "\\" or bool(_GREEK.match(token[1])))
 
     def _until(self, closing: str, depth: int) -> Tree:
         value = self._sum(depth + 1)

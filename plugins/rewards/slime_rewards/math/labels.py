@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from slime.compose.labels import JudgedSet, judged_sets
 from slime.config.schema import SlimeConfig
 from slime.data.rows import kind_of
-from slime_rewards.math.wanted import label_text
+from slime_rewards.math.answers import label_text
 
 
 def label_problems(cfg: SlimeConfig, rewards: Collection[str]) -> Iterator[str]:

@@ -149,14 +149,10 @@ def _unit(words: list[str]) -> str | None:
         return "" if not text else None
     if not all(part in _BASE for part in parts):
         nouns = _LETTERS.findall(text)
-        if (
-            len(nouns) > 3
-            or set(nouns) & set(_NO_NOUN.split())
-            or not _is_plural(nouns[-1])
-            or re.search(r"[^a-z. -]", text)
-        ):
-            return None
-        return " ".join(parts)
+        last = nouns[-1]
+        is_plural = len(last) > 3 and last.endswith("s") and not last.endswith(("ss", "us", "is", "ths"))  # tenths
+        is_noun = is_plural and len(nouns) <= 3 and not set(nouns) & set(_NO_NOUN.split())
+        return " ".join(parts) if is_noun and not re.search(r"[^a-z. -]", text) else None
     powers: dict[str, int] = {}
     sign, next_power = 1, 1
     for found in _PART.finditer(text):
@@ -183,7 +179,3 @@ def _word(word: str) -> str:
         if form in _BASE:
             return _BASE[form].lower()
     return word.rstrip(".").removesuffix("s")
-
-
-def _is_plural(noun: str) -> bool:
-    return len(noun) > 3 and noun.endswith("s") and not noun.endswith(("ss", "us", "is", "ths"))  # seven tenths

@@ -95,9 +95,11 @@ class Gsm8kReward:
     as verl's files of it have it."""
 
     def score(self, sample: Sample) -> Verdict:
-        from slime_rewards.math.answers import find_answer  # here, because importing a plugin is to be quick
+        from slime_rewards.math.answers import (
+            find_answer,  # here, because importing a plugin is to be quick
+            label_text,
+        )
         from slime_rewards.math.compare import number, same
-        from slime_rewards.math.wanted import label_text
 
         label = sample.prompt.label
         wanted = label_text(label) if isinstance(label, str) else None

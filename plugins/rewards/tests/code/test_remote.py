@@ -18,7 +18,7 @@ from slime.types import VerdictKind
 from slime_rewards.code import remote, sandbox
 from slime_rewards.code.sandbox import NotRunError, Spec
 from slime_rewards.code.serve import SandboxServer
-from slime_rewards.general import http
+from slime_rewards.general import remote as asked
 
 needs_sandbox = pytest.mark.skipif(bool(sandbox.missing()), reason=f"this machine has no sandbox: {sandbox.missing()}")
 
@@ -82,8 +82,8 @@ def test_no_program_escapes_at_the_server(url):
 @pytest.mark.parametrize("body", [{"code": "1", "language": "cpp"}, {"language": "python"}, [], {"code": "1",
                          "language": "python", "run_timeout": 0}])  # fmt: skip
 def test_what_it_does_not_run_is_refused(url, body):
-    with pytest.raises(http.ServerError, match="422"):
-        http.post(f"{url}/run_code", body, {}, timeout_s=60, tries=1)
+    with pytest.raises(asked.ServerError, match="422"):
+        asked.post(f"{url}/run_code", body, {}, timeout_s=60, tries=1)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_server_that_fails_is_an_error_and_never_a_0(answer):
 
 
 def test_a_server_that_is_away_is_an_error(monkeypatch):
-    monkeypatch.setattr(http, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(asked, "_FIRST_WAIT_S", 0.01)
     found = verdict(ADDS, CALLED, sandbox="http://127.0.0.1:9")
     assert found.kind is VerdictKind.ERROR
     assert "tried 3 times" in found.reason

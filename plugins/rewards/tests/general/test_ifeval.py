@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from slime.types import VerdictKind
-from slime_rewards.general.constraints import ConstraintsReward
-from slime_rewards.general.ifeval import CHECKS, sentences
+from slime_rewards.general.ifeval import CHECKS, ConstraintsReward, sentences
 from slime_testing.plugins import sample
 
 SECTIONS = {"section_spliter": "SECTION", "num_sections": 2}

@@ -24,7 +24,7 @@ from slime.net import Secret
 from slime.observe.metrics import read_rows
 from slime.reward.engines import FrozenEngine, tell
 from slime.types import Message, Prompt, Sample, VerdictKind
-from slime_rewards.general.http import ServerError
+from slime_rewards.general.remote import ServerError
 from slime_rewards.general.reward_model import ConversationWriter, ModelReward, conversation
 from slime_testing.forked import of_a_run
 from slime_testing.patience import run_within

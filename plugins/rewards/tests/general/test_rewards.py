@@ -14,9 +14,8 @@ import pytest
 
 from slime.errors import SlimeError
 from slime.types import Verdict, VerdictKind
-from slime_rewards.general.http import ServerError, post
 from slime_rewards.general.judge import JudgeReward
-from slime_rewards.general.remote import RemoteReward
+from slime_rewards.general.remote import RemoteReward, ServerError, post
 from slime_rewards.general.route import RouteReward
 from slime_testing.plugins import GroupCase, RewardCase, check_reward, sample
 

@@ -9,7 +9,7 @@ import pytest
 from slime_rewards.math import answers
 from slime_rewards.math.answers import find_answer, last_number
 from slime_rewards.math.compare import same
-from slime_rewards.math.options import AnswerForm, MathOptions
+from slime_rewards.math.options import AnswerForm
 from slime_rewards.math.rewards import MathReward
 from slime_testing.plugins import sample
 
@@ -122,7 +122,7 @@ STATED = [json.loads(line) for line in (Path(__file__).parent / "data" / "stated
 @pytest.mark.parametrize("kind", sorted({row["kind"] for row in STATED}))
 def test_where_models_state_their_answers(kind: str) -> None:
     """Boxes and several of them, other languages, a word alone, notes, sentences; and labels of published sets."""
-    reward = MathReward(MathOptions())
+    reward = MathReward()
     rows = [row for row in STATED if row["kind"] == kind]
     assert {row["right"] for row in rows} == {True, False}
     assert [row for row in rows if reward.score(sample(row["response"], row["label"])).value != row["right"]] == []

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slime_rewards.math import residues
+from slime_rewards.math import values as residues
+from slime_rewards.math.answers import label_text
 from slime_rewards.math.compare import Reading, number, read, same
 from slime_rewards.math.formulas import tree
 from slime_rewards.math.spelling import spelled
-from slime_rewards.math.wanted import label_text
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from slime.config.paths import resolve
 from slime.data.prompts import PromptSet
 from slime.data.tokenize import load_tokenizer
 from slime.run_data import Data
-from slime_rewards.math.options import DapoOptions
 from slime_rewards.math.rewards import DapoReward
 from slime_testing.plugins import sample
 
@@ -61,7 +60,7 @@ def test_both_sets_plan_and_load_as_published(tmp_path: Path) -> None:
         assert prompt.label == "6"
         assert prompt.metadata["data_source"].startswith("math_dapo")
         assert prompt.metadata["extra_info"] == {"index": "row-3"}
-        verdict = DapoReward(DapoOptions()).score(sample("3 + 3 is 6.\nAnswer: $6$", prompt.label))
+        verdict = DapoReward().score(sample("3 + 3 is 6.\nAnswer: $6$", prompt.label))
         assert verdict.value == 1.0
 
 

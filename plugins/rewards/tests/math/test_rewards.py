@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime.types import Status, Verdict, VerdictKind
-from slime_rewards.math.options import AnswerForm, ArithmeticOptions, DapoOptions, DeepscalerOptions, MathOptions
+from slime_rewards.math.options import AnswerForm
 from slime_rewards.math.rewards import ArithmeticReward, DapoReward, DeepscalerReward, MathReward
 from slime_testing.plugins import RewardCase, check_reward, sample
 
@@ -74,9 +74,9 @@ def test_dapo_keeps_the_contract() -> None:
 @pytest.mark.parametrize(
     ("reward", "cut", "complete"),
     [
-        (MathReward(MathOptions()), "it is 5", "it is \\boxed{5} as"),
-        (DeepscalerReward(DeepscalerOptions()), "</think> \\boxed{5} or \\boxed{", "</think> \\boxed{5} as"),
-        (DapoReward(DapoOptions()), "Answer: 5", "Answer: 5\nas"),
+        (MathReward(), "it is 5", "it is \\boxed{5} as"),
+        (DeepscalerReward(), "</think> \\boxed{5} or \\boxed{", "</think> \\boxed{5} as"),
+        (DapoReward(), "Answer: 5", "Answer: 5\nas"),
     ],
 )
 def test_a_response_that_was_cut_off_earns_by_a_complete_answer_alone(reward: Any, cut: str, complete: str) -> None:
@@ -102,12 +102,12 @@ def test_arithmetic_keeps_the_contract() -> None:
 
 
 def test_a_wrong_answer_costs_what_the_options_say() -> None:
-    assert ArithmeticReward(ArithmeticOptions(wrong_value=-0.5)).score(sample("1", "2")).value == -0.5
+    assert ArithmeticReward(wrong_value=-0.5).score(sample("1", "2")).value == -0.5
 
 
 @pytest.mark.parametrize("form", list(AnswerForm))
 def test_no_response_whatever_raises(form: AnswerForm) -> None:
-    rng, reward = random.Random(0), MathReward(MathOptions(answer=form))
+    rng, reward = random.Random(0), MathReward(answer=form)
     pieces = ["\\boxed{", "}", "Answer:", "\n", "9" * 300, "\\frac{", "1", "/", "0", ",", ".", "-", "=", "²", "\0", " "]
     for _ in range(2000):
         response = "".join(rng.choices(pieces, k=12))
@@ -146,14 +146,12 @@ def test_a_long_response_is_judged_in_time(piece: str) -> None:
     response: Any = piece * (100_000 // len(piece))
     began = time.process_time()
     for label in ("5", "yes"):
-        MathReward(MathOptions()).score(sample(response, label))
-        MathReward(MathOptions()).score(sample(f"\\boxed{{{response}}}", label))
+        MathReward().score(sample(response, label))
+        MathReward().score(sample(f"\\boxed{{{response}}}", label))
     assert time.process_time() - began < 5.0
 
 
-@pytest.mark.parametrize(
-    "reward", [MathReward(MathOptions()), DeepscalerReward(DeepscalerOptions()), DapoReward(DapoOptions())]
-)
+@pytest.mark.parametrize("reward", [MathReward(), DeepscalerReward(), DapoReward()])
 def test_a_thought_is_no_answer(reward):
     answer = "Answer: \\boxed{5}\n"
     for response in (

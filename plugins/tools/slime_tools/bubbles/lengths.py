@@ -52,7 +52,6 @@ class Lengths:
         return found[:number]
 
     def _step(self, prompts: Sequence[float], responses: Sequence[float]) -> list[Drawn]:
-        """Of shares of the most."""
         found = []
         for number, share in enumerate(responses):
             unit = number // self.a_unit

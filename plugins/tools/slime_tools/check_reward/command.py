@@ -145,7 +145,6 @@ def answers_of(prompts: Sequence[Prompt], column: str, path: str) -> list[str]:
 
 
 def shown(name: str, trial: Trial, faults: Sequence[str]) -> str:
-    """The result as text."""
     answers, seconds = trial.right.num + trial.wrong.num, trial.right.seconds + trial.wrong.seconds
     stated = f"answers stated as {trial.template!r}" if trial.template else "answers as the rows give them"
     lines = [f"{name}, {stated}", ""]

@@ -1,13 +1,16 @@
-"""Scores the responses in a reward's own worker processes, and counts. A reward that judges groups gets right and wrong
-ones together."""
+"""Scores right, wrong and hostile responses in a reward's own worker processes, and counts.
+
+Right ones are made of labels, wrong ones are a slip away. A reward that judges groups gets both together.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,7 +18,74 @@ from slime.config.schema import RewardConfig
 from slime.reward.service import RewardService
 from slime.thinking import divided
 from slime.types import Prompt, Sample, Status, Verdict, VerdictKind
-from slime_tools.check_reward.responses import HOSTILE, TEMPLATES, stated, thought, wrong
+
+TEMPLATES = (
+    "{label}",
+    "So it is \\boxed{{label}}.",
+    "I think.</think>So it is \\boxed{{label}}.",
+    "I think.\nAnswer: {label}",
+    "I think.\n#### {label}",
+)
+"""How a response may state its answer; the first that a reward pays for most labels is taken."""
+HOSTILE = (
+    "",
+    " ",
+    "\0",
+    "9^{9^{9^{9}}}",
+    "\\sin(9^{9^{9^{9}}})",
+    "1000000000!",
+    "\\binom{1000000000}{500000000}",
+    "((((((((((x+1)^9)^9)^9)^9)^9)^9)^9)^9)^9",
+    "\\frac{" * 2000,
+    "{" * 20000,
+    "(" * 20000,
+    "\\boxed{" * 5000,
+    "\\sqrt{" * 3000 + "2" + "}" * 3000,
+    "1," * 20000,
+    "9" * 100_000,
+    "a" * 200_000,
+    "answer is " * 20000,
+    " \n" * 50_000,
+    "\\text{or} " * 5000,
+    "\u202e5\u0301\ufeff\U0001f600" * 1000,
+    "\\input{/etc/passwd}",
+    "__import__('os').abort()",
+    "{label}",
+    "*",
+    "any number",
+)
+"""Texts that hang, crash or fool graders. None is right for any label."""
+THOUGHTS = ("<think>{answer}</think>", "<think>{answer}", "{answer}</think>")
+"""A right answer that is only thought; as hostile as the texts above."""
+_NUMBER = re.compile(r"\d+")
+
+
+def stated(template: str, label: str) -> str:
+    return template.replace("{label}", label)
+
+
+def thought(template: str, label: str) -> list[str]:
+    """`THOUGHTS` of an answer, of which a template may say that it stands behind thinking."""
+    answer = stated(template.rpartition("</think>")[2], label)
+    return [each.replace("{answer}", answer) for each in THOUGHTS]
+
+
+def wrong(label: str, others: Sequence[str], draw: random.Random) -> Iterator[str]:
+    """Answers that are not `label`: each of its numbers by one more, its sign, two numbers for one, another label."""
+    found = list(_NUMBER.finditer(label))
+    for number in found[:3]:
+        changed = str(int(number[0]) + 1)
+        yield label[: number.start()] + changed + label[number.end() :]
+    if found and label.lstrip("$ ")[:1].isdigit() and int(found[0][0]):
+        yield f"-{label}"
+    if len(found) == 1 and label.strip().isdecimal():
+        if int(label):
+            yield f"{label}0"
+        yield f"{label} or {int(label) + 1}"
+    # Labels with the same numbers may be one answer in two spellings.
+    if different := [other for other in others if other != label and _NUMBER.findall(other) != _NUMBER.findall(label)]:
+        yield draw.choice(different)
+
 
 TRIED = 16
 """Rows by which the template is chosen, and whose right answers are thought and not said."""
@@ -27,8 +97,6 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt and a response to it."""
-
     prompt: Prompt
     response: str
 
@@ -139,8 +207,8 @@ async def _tried(service: RewardService, prompts: Sequence[Prompt], template: st
     draw = random.Random(0)
     of_first: dict[str, Outcome] = {}
     for each in TEMPLATES if template is None else [template]:
-        of_first[each] = await _scored(service, _right(prompts[:_FIRST], each), pays, is_right=True)
-        if _judged(of_first[each]):
+        outcome = of_first[each] = await _scored(service, _right(prompts[:_FIRST], each), pays, is_right=True)
+        if sum(outcome.without.get(kind, 0) for kind in _FAILED) < outcome.num:  # any came to a verdict
             break
     else:
         tried, outcome = next(iter(of_first.items()))
@@ -165,11 +233,6 @@ async def _tried(service: RewardService, prompts: Sequence[Prompt], template: st
         await _scored(service, slips, pays, is_right=False, beside=rights),
         await _scored(service, attacks, pays, is_right=False, beside=rights),
     )
-
-
-def _judged(outcome: Outcome) -> bool:
-    """Whether any response came to a verdict, were it that it cannot be judged."""
-    return sum(count for kind, count in outcome.without.items() if kind in _FAILED) < outcome.num
 
 
 def label_text(prompt: Prompt) -> str:

@@ -113,7 +113,6 @@ def _keys() -> Iterator[str]:
 
 
 def _values(key: str) -> Sequence[str]:
-    from slime import plugins
     from slime.config.keys import own_keys
     from slime.config.weights import AUTO
 
@@ -122,11 +121,7 @@ def _values(key: str) -> Sequence[str]:
     known = own_keys().get(key)
     if known is None:
         return ()
-    return [value for kind in known.type.split(" or ") for value in _of_type(kind)]
-
-
-def _of_type(kind: str) -> Sequence[str]:
-    """The values of a type as `Key.type` has it in words, none where there is no end of them."""
-    if kind == "bool":
-        return ("true", "false")
-    return ("null",) if kind == "null" else kind.split(" | ") if "|" in kind else ()
+    few = {"bool": ["true", "false"], "null": ["null"]}  # else there is no end of them
+    return [
+        value for kind in known.type.split(" or ") for value in few.get(kind, kind.split(" | ") if "|" in kind else ())
+    ]

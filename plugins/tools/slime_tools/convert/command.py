@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +24,9 @@ from slime.weights.hf_files import HfFiles
 from slime.weights.other_forms import MEGATRONS
 
 if TYPE_CHECKING:
-    from slime.models.mapping import WeightMapping
     from slime_tools.convert.estimate import Estimate
     from slime_tools.convert.job import Job
+    from slime_tools.convert.schemes import Scheme
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -46,8 +46,30 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def add_planned(verbs: Any) -> None:
     """The conversions that can be planned."""
-    _add_fp8(verbs)
-    _add_dist(verbs)
+    wide = verbs.add_parser("fp8-to-bf16", help="an FP8 checkpoint (blocks, channels, tensors) in BF16")
+    _add_folders(wide)
+    wide.set_defaults(convert=_convert, conversion="fp8-to-bf16")
+    narrow = verbs.add_parser("bf16-to-fp8", help="a checkpoint in FP8 (E4M3)")
+    _add_folders(narrow)
+    narrow.add_argument(
+        "--scales",
+        choices=("block", "channel", "tensor"),
+        help="what shares a scale (default: block of 128 x 128, the only one that live engines take new weights in)",
+    )
+    narrow.add_argument("--ue8m0", action="store_true", help="round the scales of blocks up to powers of two")
+    narrow.add_argument("--ignore", nargs="+", default=[], help="modules that stay as they are, such as 'mlp.gate'")
+    narrow.add_argument("--like", type=Path, help="FP8 folder of the same model: quantise what it does, as it does")
+    narrow.set_defaults(convert=_convert, conversion="bf16-to-fp8")
+    to = verbs.add_parser("hf-to-dist", help="an HF folder as a Megatron-core checkpoint (torch_dist)")
+    _add_folders(to, "HF folder with safetensors in BF16 or fp32")
+    to.add_argument(
+        "--layout", nargs="+", default=[], help="sizes such as tensor_model_parallel_size=8 (default: one rank)"
+    )
+    to.set_defaults(convert=_convert, conversion="hf-to-dist")
+    back = verbs.add_parser("dist-to-hf", help="a run's checkpoint, or what hf-to-dist wrote, as an HF folder")
+    _add_folders(back, "run directory, or folder that hf-to-dist wrote", Path)
+    back.add_argument("--step", type=int, help="of a run: checkpoint to take (default: the newest)")
+    back.set_defaults(convert=_convert, conversion="dist-to-hf")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -66,52 +88,18 @@ def run(args: argparse.Namespace) -> None:
         print(printable(f"wrote {args.destination}"))
 
 
-def _add_fp8(verbs: Any) -> None:
-    wide = verbs.add_parser("fp8-to-bf16", help="an FP8 checkpoint (blocks, channels, tensors) in BF16")
-    _add_folders(wide)
-    wide.set_defaults(convert=_to_bf16, estimate=_plan_to_bf16)
-    narrow = verbs.add_parser("bf16-to-fp8", help="a checkpoint in FP8 (E4M3)")
-    _add_folders(narrow)
-    narrow.add_argument(
-        "--scales",
-        choices=("block", "channel", "tensor"),
-        help="what shares a scale (default: block of 128 x 128, the only one that live engines take new weights in)",
-    )
-    narrow.add_argument("--ue8m0", action="store_true", help="round the scales of blocks up to powers of two")
-    narrow.add_argument("--ignore", nargs="+", default=[], help="modules that stay as they are, such as 'mlp.gate'")
-    narrow.add_argument("--like", type=Path, help="FP8 folder of the same model: quantise what it does, as it does")
-    narrow.set_defaults(convert=_to_fp8, estimate=_plan_to_fp8)
-
-
-def _add_dist(verbs: Any) -> None:
-    to = verbs.add_parser("hf-to-dist", help="an HF folder as a Megatron-core checkpoint (torch_dist)")
-    to.add_argument("source", type=_folder, help="HF folder with safetensors in BF16 or fp32")
-    to.add_argument("destination", type=Path, help="folder to write; must not exist")
-    to.add_argument(
-        "--layout", nargs="+", default=[], help="sizes such as tensor_model_parallel_size=8 (default: one rank)"
-    )
-    _add_writing(to)
-    to.set_defaults(convert=_to_dist, estimate=_plan_to_dist)
-    back = verbs.add_parser("dist-to-hf", help="a run's checkpoint, or what hf-to-dist wrote, as an HF folder")
-    back.add_argument("source", type=Path, help="run directory, or folder that hf-to-dist wrote")
-    back.add_argument("destination", type=Path, help="folder to write; must not exist")
-    back.add_argument("--step", type=int, help="of a run: checkpoint to take (default: the newest)")
-    _add_writing(back)
-    back.set_defaults(convert=_from_dist, estimate=_plan_from_dist)
-
-
-def _add_folders(parser: ArgumentParser) -> None:
-    parser.add_argument("source", type=_folder, help="HF folder with safetensors")
+def _add_folders(parser: ArgumentParser, source: str = "HF folder with safetensors", kind: Any = None) -> None:
+    """The arguments of every conversion: its folders, files, processes and hosts, and its plan alone."""
+    parser.add_argument("source", type=kind or _folder, help=source)
     parser.add_argument("destination", type=Path, help="folder to write; must not exist")
-    _add_writing(parser)
-
-
-def _add_writing(parser: ArgumentParser) -> None:
-    """The options of every conversion: its files, its processes, its hosts, and its plan alone."""
-    _add_file_size(parser)
+    parser.add_argument("--file-gb", type=float, default=5.0, help="largest file (default: %(default)s)")
     _add_processes(parser)
-    _add_hosts(parser)
-    _add_plan(parser)
+    what = "convert on the hosts of this file (an address a line), which see all folders by the same paths"
+    parser.add_argument("--hostfile", help=what)
+    what = "write nothing: say what it would read, write, take of memory and of time (also: slime plan convert ...)"
+    parser.add_argument("--plan", action="store_true", help=what)
+    rate = "of reading and writing together, for --plan (default: %(default)s)"
+    parser.add_argument("--disk-gb-s", type=float, default=2.0, help=rate)
 
 
 def _folder(path: str) -> Path:
@@ -119,57 +107,71 @@ def _folder(path: str) -> Path:
     return resolve(path) if path.startswith(SCHEME) else Path(path)
 
 
-def _add_plan(parser: ArgumentParser) -> None:
-    what = "write nothing: say what it would read, write, take of memory and of time (also: slime plan convert ...)"
-    parser.add_argument("--plan", action="store_true", help=what)
-    rate = "of reading and writing together, for --plan (default: %(default)s)"
-    parser.add_argument("--disk-gb-s", type=float, default=2.0, help=rate)
-
-
-def _add_file_size(parser: ArgumentParser) -> None:
-    parser.add_argument("--file-gb", type=float, default=5.0, help="largest file (default: %(default)s)")
-
-
 def _add_processes(parser: ArgumentParser) -> None:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--processes", type=int, default=cores, help="default: one a core (here %(default)s)")
 
 
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
-    what = "convert on the hosts of this file (an address a line), which see all folders by the same paths"
-    parser.add_argument("--hostfile", help=what)
+def _convert(args: argparse.Namespace) -> None:
+    file_bytes = int(args.file_gb * 10**9)
+    if args.conversion == "hf-to-dist":
+        with importing(), absent("wandb"):  # which Megatron-core's inference takes where it is
+            from slime_tools.convert import layout, to_dist
+
+        to_dist.convert(args.source, args.destination, layout.parse(args.layout), args.processes, file_bytes)
+    else:
+        from slime_tools.convert import job
+
+        job.run(replace(_job(args), file_bytes=file_bytes), args.processes)
 
 
-def _to_bf16(args: argparse.Namespace) -> None:
+def _job(args: argparse.Namespace) -> Job:
+    """The conversion that ends in an HF folder."""
+    if args.conversion == "dist-to-hf":
+        return from_dist(args.source, args.destination, args.step)
     from slime_tools.convert import fp8
 
-    _run(fp8.to_bf16(args.source, args.destination), args)
-
-
-def _to_fp8(args: argparse.Namespace) -> None:
-    from slime_tools.convert import fp8
-    from slime_tools.convert.schemes import Strategy
-
+    if args.conversion == "fp8-to-bf16":
+        return fp8.to_bf16(args.source, args.destination)
     if args.like is None:
-        scheme = fp8.scheme_to_write(Strategy(args.scales or "block"), powers_of_two=args.ue8m0)
-        _run(fp8.to_fp8(args.source, args.destination, scheme, args.ignore), args)
-        return
+        return fp8.to_fp8(args.source, args.destination, _scheme(args), args.ignore)
     if args.scales or args.ue8m0 or args.ignore:
         todo = "Leave out --scales, --ue8m0 and --ignore."
         raise SlimeError("says what is quantised, and how", where="--like", todo=todo)
-    _run(fp8.to_fp8_like(args.source, args.destination, args.like), args)
+    return fp8.to_fp8_like(args.source, args.destination, args.like)
+
+
+def _scheme(args: argparse.Namespace) -> Scheme:
+    from slime_tools.convert import fp8
+    from slime_tools.convert.schemes import Strategy
+
+    return fp8.scheme_to_write(Strategy(args.scales or "block"), powers_of_two=args.ue8m0)
+
+
+def _estimate(args: argparse.Namespace) -> Estimate:
+    from slime_tools.convert import estimate, layout
+
+    if args.conversion == "fp8-to-bf16":
+        return estimate.to_bf16(args.source, args.processes)
+    if args.conversion == "hf-to-dist":
+        return estimate.to_dist(args.source, layout.parse(args.layout), args.processes)
+    if args.conversion == "dist-to-hf":
+        return estimate.from_dist(_job(args).tensors, args.processes)
+    if args.like is not None:
+        return estimate.by_pieces(args.conversion, HfFiles(args.source), _job(args).tensors, args.processes)
+    return estimate.to_fp8(args.source, args.processes, _scheme(args), args.ignore)
 
 
 def _convert_on_hosts(args: argparse.Namespace, argv: Sequence[str]) -> None:
     """What is wrong with source or destination is told before another host is asked."""
     from slime_tools.convert.hosts import run_on_hosts
+    from slime_tools.convert.staging import require_absent
 
-    args.estimate(args)
-    if args.destination.exists():
-        raise SlimeError("the folder exists already", where=str(args.destination), todo="Choose another, or remove it.")
+    _estimate(args)
+    require_absent(args.destination)
     at = next(number for number, word in enumerate(argv) if word.partition("=")[0] == "--hostfile")
     words = [*argv[:at], *argv[at + (1 if "=" in argv[at] else 2) :]]
-    run_on_hosts(args.hostfile, words, args.processes if args.convert is _to_dist else 1)
+    run_on_hosts(args.hostfile, words, args.processes)
 
 
 def _plan(args: argparse.Namespace) -> None:
@@ -177,44 +179,9 @@ def _plan(args: argparse.Namespace) -> None:
     from slime_tools.convert.job import check_room
     from slime_tools.convert.staging import Staging
 
-    estimate = args.estimate(args)
+    estimate = _estimate(args)
     print(printable(text(estimate, args.disk_gb_s * 1e9, files.free_bytes(args.destination))), flush=True)
     check_room(args.destination, estimate.writes - Staging(args.destination, {}).written_bytes())
-
-
-def _plan_to_bf16(args: argparse.Namespace) -> Estimate:
-    from slime_tools.convert import estimate
-
-    return estimate.to_bf16(args.source, args.processes)
-
-
-def _plan_to_fp8(args: argparse.Namespace) -> Estimate:
-    from slime_tools.convert import estimate, fp8
-    from slime_tools.convert.schemes import Strategy
-
-    if args.like is not None:
-        job = fp8.to_fp8_like(args.source, args.destination, args.like)
-        return estimate.by_pieces("bf16-to-fp8", HfFiles(args.source), job.tensors, args.processes)
-    scheme = fp8.scheme_to_write(Strategy(args.scales or "block"), powers_of_two=args.ue8m0)
-    return estimate.to_fp8(args.source, args.processes, scheme, args.ignore)
-
-
-def _plan_to_dist(args: argparse.Namespace) -> Estimate:
-    from slime_tools.convert import estimate, layout
-
-    return estimate.to_dist(args.source, layout.parse(args.layout), args.processes)
-
-
-def _plan_from_dist(args: argparse.Namespace) -> Estimate:
-    from slime_tools.convert import estimate
-
-    return estimate.from_dist(from_dist(args.source, args.destination, args.step).tensors, args.processes)
-
-
-def _run(job: Job, args: argparse.Namespace) -> None:
-    from slime_tools.convert.job import run
-
-    run(replace(job, file_bytes=int(args.file_gb * 10**9)), args.processes)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -222,18 +189,6 @@ def _check(args: argparse.Namespace) -> None:
 
     count = check(args.folder, args.processes)
     print(printable(f"{args.folder}: {count} files are as they were written"))
-
-
-def _to_dist(args: argparse.Namespace) -> None:
-    with importing(), absent("wandb"):  # which Megatron-core's inference takes where it is
-        from slime_tools.convert import layout, to_dist
-
-    sizes, file_bytes = layout.parse(args.layout), int(args.file_gb * 10**9)
-    to_dist.convert(args.source, args.destination, sizes, args.processes, file_bytes)
-
-
-def _from_dist(args: argparse.Namespace) -> None:
-    _run(from_dist(args.source, args.destination, args.step), args)
 
 
 def from_dist(source: Path, destination: Path, step: int | None = None) -> Job:
@@ -244,7 +199,7 @@ def from_dist(source: Path, destination: Path, step: int | None = None) -> Job:
     """
     with importing(), absent("wandb"):
         from slime_tools.convert import from_dist
-        from slime_tools.convert.identity import stats
+        from slime_tools.convert.staging import stats
 
     if (source / "config.yaml").is_file():
         cfg, folder = _on_one_rank(_read_config(source / "config.yaml")), _checkpoint(source / "checkpoints", step).path
@@ -264,6 +219,8 @@ def convert_random(source: str, destination: Path, seed: int) -> None:
     """Write the random weights (fp32) that a run with `model.init=random` and this seed starts from on one rank."""
     from slime import plugins
     from slime_megatron.train import megatron
+    from slime_megatron.train.weights.export import export_hf
+    from slime_megatron.train.weights.save_hf import save_hf
 
     hf = read_hf_config(source)
     family = hf["model_type"]
@@ -271,15 +228,7 @@ def convert_random(source: str, destination: Path, seed: int) -> None:
     cfg = SlimeConfig(model=ModelConfig(name=family, family=family, path=source, init=Init.random))
     cfg.run.seed = seed
     megatron.initialize_alone(cfg)
-    _save(megatron.build(cfg, bridge, hf).modules, bridge.weight_mapping(hf), hf, source, destination)
-
-
-def _save(
-    modules: Sequence[Any], mapping: WeightMapping, hf: Mapping[str, Any], source: str, destination: Path
-) -> None:
-    from slime_megatron.train.weights.export import export_hf
-    from slime_megatron.train.weights.save_hf import save_hf
-
+    modules, mapping = megatron.build(cfg, bridge, hf).modules, bridge.weight_mapping(hf)
     save_hf(export_hf(modules, mapping), resolve(source), destination, hf, copies=mapping.copies)
 
 

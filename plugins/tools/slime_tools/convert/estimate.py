@@ -3,23 +3,84 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime import plugins
+from slime.config.hf import QUANTIZATION, read_hf_config
+from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.layout import read_grid
+from slime.models.bridge import HfConfig, ModelBridge
+from slime.models.mapping import Shard
 from slime.models.shapes import Cut
 from slime.sizes.model import keywords_of
-from slime.sizes.parameters import Weight, unknown_parameter, weights_of
+from slime.sizes.parameters import shape_of, unknown_parameter, weights_of
+from slime.weights.elsewhere import has_weights
+from slime.weights.file_tensors import FileTensor
 from slime.weights.hf_check import check_tensors
 from slime.weights.hf_files import HfFiles, HfTensors
-from slime_tools.convert.expected import fp8_scheme, model_of, tensors_of
+from slime_megatron.fp8_block.config import Fp8Format
 from slime_tools.convert.fp8 import bands, chosen_matrices, narrow_outputs, wide_outputs
-from slime_tools.convert.layout import Layout, check_layout
-from slime_tools.convert.ranks import world_size_of
-from slime_tools.convert.schemes import Scheme
+from slime_tools.convert.layout import Layout, check_layout, ranks_to_start
+from slime_tools.convert.schemes import Scheme, scheme_of
 from slime_tools.convert.tensors import DTYPES, PIECE_BYTES, Output, num_bytes
+
+_DESCRIBED_IN = "config.json"
+
+
+def tensors_of(folder: Path, *, in_fp8: bool = False) -> HfTensors:
+    """Those of the folder's safetensors, or as its config.json describes them where there are none.
+
+    Args:
+        in_fp8: described ones are in FP8: as config.json says, or in blocks of 128 x 128.
+
+    Raises:
+        SlimeError: the folder holds a torn checkpoint, or none of an installed family.
+    """
+    if has_weights(folder):
+        return HfFiles(folder)
+    wide = HfTensors(folder, {name: _described(shape, "BF16") for name, shape in _shapes(folder)})
+    if not in_fp8:
+        return wide
+    chosen = chosen_matrices(wide)
+    outputs = narrow_outputs(wide, fp8_scheme(wide), chosen)
+    return HfTensors(folder, {each.name: _described(each.shape, each.dtype) for each in outputs})
+
+
+def fp8_scheme(files: HfTensors) -> Scheme:
+    """What the config.json says of FP8 weights; if it says nothing and they are not there, that of live engines."""
+    config = read_hf_config(str(files.folder))
+    if QUANTIZATION not in config and not isinstance(files, HfFiles):
+        config[QUANTIZATION] = Fp8Format().to_config()
+    return scheme_of(config, files)
+
+
+def model_of(folder: Path) -> tuple[HfConfig, ModelBridge]:
+    """The folder's config.json, less what it says of FP8, which families are not asked about; and its family."""
+    hf = {key: value for key, value in read_hf_config(str(folder)).items() if key != QUANTIZATION}
+    return hf, plugins.load().models.create(hf["model_type"])
+
+
+def _shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor, second copies too, which many published checkpoints have."""
+    hf, bridge = model_of(folder)
+    mapping, model = bridge.weight_mapping(hf), keywords_of({}, bridge, hf)
+    if unknown := unknown_parameter(mapping):
+        what, todo = f"nobody told the size of '{unknown}', and there are no safetensors", "Name a folder with weights."
+        raise SlimeError(what, where=str(folder), todo=todo)
+    found: dict[str, tuple[int, ...]] = {}
+    for entry in mapping.entries:
+        if entry.rule.exported:
+            found |= zip(entry.hf, entry.rule.layout.hf_shapes(shape_of(entry.rule, model), Shard()), strict=True)
+    yield from found.items()
+    yield from ((copy, found[name]) for copy, name in mapping.copies.items())
+
+
+def _described(shape: tuple[int, ...], dtype: str) -> FileTensor:
+    return FileTensor(_DESCRIBED_IN, shape, dtype, 0)
+
 
 MIB = 2**20
 _ALONE, _WITH_MEGATRON = 300 * MIB, 600 * MIB
@@ -53,13 +114,8 @@ class Estimate:
     library_bytes: int = _ALONE
     start_s: float = 0.0
 
-    @property
-    def processor_rate(self) -> float:
-        """Bytes a second, read and written, that the processes can convert on the cores that there are."""
-        return BYTES_A_CPU_SECOND[self.conversion] * min(self.processes, len(os.sched_getaffinity(0)))
-
     def seconds(self, rate: float) -> float:
-        """At so many bytes a second, read and written."""
+        """Time of a conversion that reads and writes `rate` bytes a second together."""
         return self.start_s + (self.reads + self.writes) / rate
 
 
@@ -98,7 +154,7 @@ def by_pieces(conversion: str, files: HfTensors, outputs: Sequence[Output], proc
 
 def to_dist(source: Path, layout: Layout, processes: int) -> Estimate:
     """`hf-to-dist`; raises SlimeError as the conversion would."""
-    files, num_ranks = tensors_of(source), world_size_of(layout, processes)
+    files, num_ranks = tensors_of(source), ranks_to_start(layout, processes)
     hf, bridge = model_of(source)
     mapping = bridge.weight_mapping(hf)
     if isinstance(files, HfFiles):
@@ -108,9 +164,10 @@ def to_dist(source: Path, layout: Layout, processes: int) -> Estimate:
     if unknown_parameter(mapping):
         largest, count = 2 * max(moved.values()), len(mapping.entries)  # gate and up are one parameter
     else:
-        weights, grid = weights_of(keywords_of({}, bridge, hf), mapping), read_grid(num_ranks, layout.sizes)
+        weights, grid = weights_of(keywords_of({}, bridge, hf), mapping), read_grid(num_ranks, layout)
         parts = {Cut.whole: 1, Cut.tensor: grid.tp, Cut.expert: grid.etp}
-        largest = max(_one(weight) // parts[weight.cut] for weight in weights) * _itemsize(files, moved)
+        dtype = files.tensors[max(moved, key=lambda name: moved[name])].dtype
+        largest = max(each.numel // each.count // parts[each.cut] for each in weights) * DTYPES[dtype].itemsize
         count = sum(-(-weight.count // (grid.ep if weight.cut is Cut.expert else 1)) for weight in weights) // grid.pp
     return Estimate(
         "hf-to-dist",
@@ -141,15 +198,6 @@ def from_dist(outputs: Sequence[Output], processes: int) -> Estimate:
     )
 
 
-def _one(weight: Weight) -> int:
-    return weight.numel // weight.count
-
-
-def _itemsize(files: HfTensors, moved: Mapping[str, int]) -> int:
-    """Of the largest tensor."""
-    return DTYPES[files.tensors[max(moved, key=lambda name: moved[name])].dtype].itemsize
-
-
 def _is_described(files: HfTensors) -> bool:
     return not isinstance(files, HfFiles)
 
@@ -163,7 +211,7 @@ def text(estimate: Estimate, disk_rate: float, free_bytes: int) -> str:
     """
     one = estimate.process_bytes + estimate.library_bytes
     sizes = " (as config.json tells: there are no weights)" if estimate.is_described else ""
-    able = estimate.processor_rate
+    able = BYTES_A_CPU_SECOND[estimate.conversion] * min(estimate.processes, len(os.sched_getaffinity(0)))
     slower = "the processors" if able < disk_rate else "the disk"
     lines = [
         f"reads    {human_bytes(estimate.reads)}{sizes}",

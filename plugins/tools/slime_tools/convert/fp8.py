@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime.config.hf import QUANTIZATION
+from slime.config.hf import QUANTIZATION, read_hf_config
 from slime.errors import SlimeError
 from slime.weights.file_tensors import FileTensor
 from slime.weights.hf_files import HfFiles, HfTensors
 from slime_megatron.fp8_block import blocks
 from slime_megatron.fp8_block.config import BLOCK, PLAIN, SCALE, Fp8Format
-from slime_tools.convert.identity import identity_of
 from slime_tools.convert.job import Job
 from slime_tools.convert.schemes import (
     FP8,
@@ -27,6 +26,7 @@ from slime_tools.convert.schemes import (
     scheme_of,
     to_config,
 )
+from slime_tools.convert.staging import identity_of
 from slime_tools.convert.tensors import DTYPES, PIECE_BYTES, Output, TensorReader
 
 _WIDE = ("BF16", "F16", "F32")
@@ -38,7 +38,7 @@ def to_bf16(source: Path, destination: Path) -> Job:
     Raises:
         SlimeError: the source is not FP8, or what its config.json says does not fit its tensors.
     """
-    files, config = HfFiles(source), _config(source)
+    files, config = HfFiles(source), read_hf_config(str(source))
     scheme = scheme_of(config, files)
     outputs = wide_outputs(files, scheme)
     kept = {key: value for key, value in config.items() if key != QUANTIZATION}
@@ -55,12 +55,12 @@ def to_fp8(source: Path, destination: Path, scheme: Scheme, ignored: Sequence[st
     Raises:
         SlimeError: the source is FP8 already, or holds experts in one tensor.
     """
-    files, config = HfFiles(source), _config(source)
+    files, config = HfFiles(source), read_hf_config(str(source))
     _check_wide(files, config)
     names, chosen = list(dict.fromkeys([*PLAIN, *ignored])), chosen_matrices(files, ignored)
-    in_order = _in_order(files)
-    plain = [name.removesuffix(".weight") for name, each in in_order if name not in chosen and len(each.shape) == 2]
-    return _to_fp8(source, destination, config | {QUANTIZATION: to_config(scheme, names, plain)}, files, scheme, chosen)
+    kept = [(name, each) for name, each in _in_order(files) if name not in chosen]
+    plain = [name.removesuffix(".weight") for name, each in kept if len(each.shape) == 2]
+    return _to_fp8(destination, config | {QUANTIZATION: to_config(scheme, names, plain)}, files, scheme, chosen)
 
 
 def to_fp8_like(source: Path, destination: Path, like: Path) -> Job:
@@ -69,9 +69,9 @@ def to_fp8_like(source: Path, destination: Path, like: Path) -> Job:
     Raises:
         SlimeError: one folder has a tensor that the other has not, or has in another shape; or `like` is not FP8.
     """
-    files, config = HfFiles(source), _config(source)
+    files, config = HfFiles(source), read_hf_config(str(source))
     _check_wide(files, config)
-    theirs, their_config = HfFiles(like), _config(like)
+    theirs, their_config = HfFiles(like), read_hf_config(str(like))
     scheme = scheme_of(their_config, theirs)
     weights = quantized_weights(theirs, scheme)
     wanted = {name: tensor for name, tensor in theirs.tensors.items() if not is_scale(name, weights, scheme)}
@@ -88,7 +88,7 @@ def to_fp8_like(source: Path, destination: Path, like: Path) -> Job:
             todo = "Leave out --like: scales are written in fp32."
             raise SlimeError(f"its scales are {dtype}", where=str(like), todo=todo)
     config = config | {QUANTIZATION: their_config[QUANTIZATION]}
-    return _to_fp8(source, destination, config, files, scheme, weights.keys())
+    return _to_fp8(destination, config, files, scheme, weights.keys())
 
 
 def scheme_to_write(strategy: Strategy, *, powers_of_two: bool) -> Scheme:
@@ -139,9 +139,8 @@ def narrow_outputs(files: HfTensors, scheme: Scheme, chosen: Set[str]) -> list[O
     return outputs
 
 
-def _to_fp8(
-    source: Path, destination: Path, config: Mapping[str, Any], files: HfTensors, scheme: Scheme, chosen: Set[str]
-) -> Job:
+def _to_fp8(destination: Path, config: Mapping[str, Any], files: HfFiles, scheme: Scheme, chosen: Set[str]) -> Job:
+    source = files.folder
     outputs = narrow_outputs(files, scheme, chosen)
     identity = {"conversion": "bf16-to-fp8", QUANTIZATION: config[QUANTIZATION], **identity_of(source, files)}
     return Job(source, destination, config, outputs, partial(ToFp8, source, scheme, frozenset(chosen)), identity)
@@ -231,11 +230,5 @@ def _check_wide(files: HfTensors, config: Mapping[str, Any]) -> None:
 
 
 def _in_order(files: HfTensors) -> list[tuple[str, FileTensor]]:
-    """As they lie on the disk."""
+    """Tensors as they lie on the disk."""
     return sorted(files.tensors.items(), key=lambda item: (item[1].file, item[1].start))
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    from slime.config.hf import read_hf_config
-
-    return read_hf_config(str(folder))

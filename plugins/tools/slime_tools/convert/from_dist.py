@@ -182,7 +182,6 @@ class FromDist:
         self._held: tuple[Parameter, Tensor] | None = None
 
     def values(self, name: str) -> Iterator[Tensor]:
-        """A whole HF tensor."""
         parameter, number = self._places[self._copies.get(name, name)]
         if self._held is None or self._held[0] is not parameter:
             self._held = None

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,13 +17,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from torch import Tensor
 
 from slime import files
+from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime.files import human_bytes
-from slime.lifetime import end_with_parent
 from slime.weights.file_tensors import INDEX
 from slime_megatron.train.weights.save_hf import SHARD_BYTES, copy_companions, write_json
-from slime_tools.convert.ranks import torchruns_store
-from slime_tools.convert.staging import Staging
+from slime_tools.convert.hosts import here, started
+from slime_tools.convert.staging import Staging, require_absent
 from slime_tools.convert.tensors import Output, OutputFile, into_files, write_file
 
 _POLL_S = 0.5
@@ -65,25 +63,40 @@ class Job:
 
 
 def run(job: Job, processes: int) -> None:
-    """Convert on `processes` processes; under torchrun each of its processes has as many.
+    """Convert on `processes` processes, or on torchrun's.
 
     Raises:
         SlimeError: the destination exists, the disk is full, or a process was killed.
     """
     output = into_files(job.tensors, job.file_bytes)
-    layout = [[file.name, file.num_bytes] for file in output]
+    processes, total = min(processes, len(output)), sum(file.num_bytes for file in output)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        here(_write, job, output, True)
+    elif processes <= 1:
+        _write(0, 1, None, job, output, True)
+    else:
+        require_absent(job.destination)
+        with progress_of(Staging(job.destination, {}), total) as progress:
+            started(_write, processes, progress, job, output, False)
+
+
+def _write(rank: int, world_size: int, store: Any, job: Job, output: Sequence[OutputFile], shown: bool) -> None:
+    """Write the files of a rank. The first one opens the folder, and publishes it once all others are through."""
+    layout, total = [[file.name, file.num_bytes] for file in output], sum(file.num_bytes for file in output)
     staging = Staging(job.destination, {**job.identity, "layout": layout})
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    store: Any = torchruns_store() if world_size > 1 else None
     if rank:
         store.get(_OPENED)
     else:
         staging.open()
-        check_room(job.destination, sum(file.num_bytes for file in output) - staging.written_bytes())
-        if store:
-            store.set(_OPENED, b"")
-    with progress_of(staging, sum(file.num_bytes for file in output), shown=rank == 0) as progress:
-        _write_all(job, output[rank::world_size], staging, processes, progress)
+        check_room(job.destination, total - staging.written_bytes())
+    if store:
+        torch.set_num_threads(1)
+        store.set(_OPENED, b"")
+    source = job.values()
+    with progress_of(staging, total, shown=shown and rank == 0) as progress:
+        for file in output[rank::world_size]:
+            staging.complete(file.name, partial(_write_file, file, source))
+            progress()
         if rank:
             store.set(f"{_THROUGH}{rank}", b"")
             return
@@ -95,58 +108,14 @@ def run(job: Job, processes: int) -> None:
     write_json(staging.files / "config.json", job.config)
     if len(output) > 1:
         weight_map = {tensor.name: file.name for file in output for tensor in file.tensors}
-        total = sum(tensor.num_bytes for tensor in job.tensors)
-        write_json(staging.files / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        size = sum(tensor.num_bytes for tensor in job.tensors)
+        write_json(staging.files / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
     staging.publish()
 
 
-def _write_all(
-    job: Job, output: Sequence[OutputFile], staging: Staging, processes: int, progress: Callable[[], None]
-) -> None:
-    processes = min(processes, len(output))
-    if processes <= 1:
-        source = job.values()
-        for file in output:
-            _write(file, staging, source)
-            progress()
-        return
-    context, setup = get_context("spawn"), (job.values, staging, os.getpid())
-    with ProcessPoolExecutor(processes, context, _begin, setup) as pool:
-        pending: set[Future[None]] = {pool.submit(_write_here, file) for file in output}
-        try:
-            while pending:
-                done, pending = wait(pending, _POLL_S, "FIRST_EXCEPTION")
-                for future in done:
-                    future.result()
-                progress()
-        except BrokenProcessPool:
-            todo = "See the system's log: too little memory? Run the same command again: it goes on from here."
-            raise SlimeError("a process of the conversion was killed", where=str(job.destination), todo=todo) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _write(file: OutputFile, staging: Staging, source: Source) -> None:
-    def write(path: Path) -> Any:
-        chunks = (chunk for tensor in file.tensors for chunk in source.values(tensor.name))
-        return write_file(path, file, chunks), None
-
-    staging.complete(file.name, write)
-
-
-_mine: list[Any] = []
-"""In a process of the pool: its staging folder and its source."""
-
-
-def _begin(values: Callable[[], Source], staging: Staging, parent: int) -> None:
-    end_with_parent(parent)  # else it would go on writing beside the command that continues
-    torch.set_num_threads(1)
-    _mine[:] = staging, values()
-
-
-def _write_here(file: OutputFile) -> None:
-    staging, source = _mine
-    _write(file, staging, source)
+def _write_file(file: OutputFile, source: Source, path: Path) -> tuple[FileFacts, None]:
+    chunks = (chunk for tensor in file.tensors for chunk in source.values(tensor.name))
+    return write_file(path, file, chunks), None
 
 
 def check_room(destination: Path, needed: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from slime.compose.derive import required_megatron
 from slime.compose.rules import family_problems, layout_problems
@@ -22,20 +21,23 @@ KEYS = (
     "expert_model_parallel_size",
     "expert_tensor_parallel_size",
 )
+_KINDS = ("tensor", "pipeline", "expert")
+
+Layout = Mapping[str, int]
+"""Sizes by Megatron-core's own names."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Sizes by Megatron-core's own names."""
+def least_ranks(layout: Layout) -> int:
+    """The least number of ranks that a layout fits on."""
+    tensor, pipeline, expert = (layout.get(f"{kind}_model_parallel_size", 1) for kind in _KINDS)
+    expert *= layout.get("expert_tensor_parallel_size", default_etp(tensor, expert))
+    return math.lcm(tensor, expert) * pipeline
 
-    sizes: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def num_ranks(self) -> int:
-        """The least number of ranks that it fits on."""
-        tensor, pipeline, expert = (self.sizes.get(f"{kind}_model_parallel_size", 1) for kind in _KINDS)
-        expert *= self.sizes.get("expert_tensor_parallel_size", default_etp(tensor, expert))
-        return math.lcm(tensor, expert) * pipeline
+def ranks_to_start(layout: Layout, processes: int) -> int:
+    """A multiple of the ranks that the layout needs, near the number of processes."""
+    least = least_ranks(layout)
+    return max(1, processes // least) * least
 
 
 def check_layout(layout: Layout, num_ranks: int, hf: HfConfig, bridge: ModelBridge) -> None:
@@ -46,15 +48,12 @@ def check_layout(layout: Layout, num_ranks: int, hf: HfConfig, bridge: ModelBrid
     """
     architecture = bridge.transformer_config(hf)
     cfg = SlimeConfig()
-    cfg.train.megatron = {**required_megatron(dict(layout.sizes)), **layout.sizes}
+    cfg.train.megatron = {**required_megatron(dict(layout)), **layout}
     cfg.cluster.num_trainers = num_ranks
     of_ranks = layout_problems(Topology(cfg, ()), architecture, bridge.weight_mapping(hf))
-    for problem in (*of_ranks, *family_problems(bridge, hf, layout.sizes)):
+    for problem in (*of_ranks, *family_problems(bridge, hf, layout)):
         where, todo = (text.replace("train.megatron.", "--layout ") for text in (problem.where, problem.todo))
         raise SlimeError(problem.what, where=where, todo=todo)
-
-
-_KINDS = ("tensor", "pipeline", "expert")
 
 
 def parse(words: Sequence[str]) -> Layout:
@@ -63,7 +62,7 @@ def parse(words: Sequence[str]) -> Layout:
     Raises:
         SlimeError: a word is not of this form, or names something else.
     """
-    sizes = {}
+    sizes: dict[str, int] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if key not in KEYS:
@@ -74,4 +73,4 @@ def parse(words: Sequence[str]) -> Layout:
     if (expert := sizes.get("expert_model_parallel_size", 1)) > 1:
         tensor = sizes.get("tensor_model_parallel_size", 1)
         sizes.setdefault("expert_tensor_parallel_size", default_etp(tensor, expert))
-    return Layout(sizes)
+    return sizes

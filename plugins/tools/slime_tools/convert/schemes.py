@@ -53,7 +53,7 @@ class Scheme:
         return of[self.strategy]
 
     def scales_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """As they are stored."""
+        """Shape of the scales of such a matrix, as it is stored."""
         if self.strategy is Strategy.tensor:
             return (1,)
         height, width = self.block(shape)

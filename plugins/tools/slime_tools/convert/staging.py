@@ -11,7 +11,7 @@ import fcntl
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,22 @@ from slime import files
 from slime.checkpoints import CONVERTED
 from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
+from slime.weights.hf_files import HfTensors
+
+
+def identity_of(source: Path, files: HfTensors) -> dict[str, Any]:
+    """JSON that changes when a file of the source does."""
+    return stats(source, {tensor.file for tensor in files.tensors.values()} | {"config.json"})
+
+
+def stats(source: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Size and time of files: JSON."""
+    found = {name: (source / name).stat() for name in sorted(names)}
+    return {
+        "source": str(source.absolute()),
+        "source_files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()},
+    }
+
 
 _POLL_S = 0.2
 
@@ -46,9 +62,7 @@ class Staging:
         Raises:
             SlimeError: the destination exists, or the folder belongs to another conversion, or to one that runs.
         """
-        if self._destination.exists():
-            where, todo = str(self._destination), "Choose another, or remove it."
-            raise SlimeError("the folder exists already", where=where, todo=todo)
+        require_absent(self._destination)
         with files.disk_errors(self._destination):
             self.files.mkdir(parents=True, exist_ok=True)
             self._journal.mkdir(exist_ok=True)
@@ -116,7 +130,6 @@ class Staging:
         }
 
     def written_bytes(self) -> int:
-        """Size of all files so far."""
         try:
             return sum(path.stat().st_size for path in files.files_under(self.files))
         except FileNotFoundError:  # another process has just given one of them, or all, another name
@@ -133,6 +146,12 @@ class Staging:
             manifest = json.dumps({**self._identity, "files": facts}, indent=1).encode()
             files.publish_folder(self.files, self._destination, (CONVERTED, manifest))
         shutil.rmtree(self._folder)
+
+
+def require_absent(destination: Path) -> None:
+    """Raises SlimeError: the folder to write exists."""
+    if destination.exists():
+        raise SlimeError("the folder exists already", where=str(destination), todo="Choose another, or remove it.")
 
 
 def check(folder: Path, processes: int) -> int:

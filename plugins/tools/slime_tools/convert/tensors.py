@@ -88,18 +88,14 @@ class TensorReader:
             return
         # not numpy's view, after which the tensor could not give its memory back
         view = memoryview((ctypes.c_ubyte * len(target)).from_address(target.data_ptr()))
-        descriptor = self._descriptor(found.file)
-        done = 0
+        if found.file not in self._open:
+            self._open[found.file] = self._stack.enter_context((self.folder / found.file).open("rb", buffering=0))
+        descriptor, done = self._open[found.file].fileno(), 0
         while done < len(view):
             count = os.preadv(descriptor, [view[done:]], found.start + offset + done)
             assert count, "safetensors found the file long enough when its header was read"
             done += count
         os.posix_fadvise(descriptor, found.start + offset + done, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-
-    def _descriptor(self, file: str) -> int:
-        if file not in self._open:
-            self._open[file] = self._stack.enter_context((self.folder / file).open("rb", buffering=0))
-        return self._open[file].fileno()
 
     def __del__(self) -> None:
         self._stack.close()
@@ -116,7 +112,6 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def num_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Of a tensor in a file."""
     return math.prod(shape) * DTYPES[dtype].itemsize
 
 
@@ -182,12 +177,6 @@ def _aligned(tensors: Sequence[Output]) -> Sequence[Output]:
     return tensors
 
 
-def _start_flushing(file: DigestingFile, start: int, count: int) -> None:
-    """A hint: the disk works on these bytes from now on, and not only once the whole file is there."""
-    file.flush()
-    _LIBC.sync_file_range(file.fileno(), ctypes.c_int64(start), ctypes.c_int64(count), _SYNC_FILE_RANGE_WRITE)
-
-
 def write_file(path: Path, file: OutputFile, chunks: Iterable[Tensor]) -> FileFacts:
     """Write a safetensors file and flush it to the disk.
 
@@ -200,7 +189,10 @@ def write_file(path: Path, file: OutputFile, chunks: Iterable[Tensor]) -> FileFa
         for chunk in chunks:
             opened.write(as_bytes(chunk).numpy().data)
             if (written := opened.facts["bytes"]) - started >= _AHEAD_BYTES:
-                _start_flushing(opened, started, written - started)
+                opened.flush()
+                place = ctypes.c_int64(started), ctypes.c_int64(written - started)
+                # A hint: the disk works on these bytes from now on, and not only once the whole file is there.
+                _LIBC.sync_file_range(opened.fileno(), *place, _SYNC_FILE_RANGE_WRITE)
                 started = written
     assert opened.facts["bytes"] == file.num_bytes, f"{path.name} has the bytes that its header announces"
     sync(path)

@@ -37,11 +37,10 @@ from slime_megatron.train.shards import ShardFiles, ShardWriter
 from slime_megatron.train.weights.load import reads
 from slime_megatron.train.weights.local import LocalTensor, local_tensors
 from slime_megatron.train.weights.save_hf import SHARD_BYTES, copy_companions
-from slime_tools.convert.identity import identity_of
+from slime_tools.convert.hosts import PATIENCE, here, started, under_torchrun
 from slime_tools.convert.job import check_room, progress_of
-from slime_tools.convert.layout import Layout, check_layout
-from slime_tools.convert.ranks import PATIENCE, here, started, under_torchrun, world_size_of
-from slime_tools.convert.staging import Staging
+from slime_tools.convert.layout import Layout, check_layout, ranks_to_start
+from slime_tools.convert.staging import Staging, identity_of, require_absent
 from slime_tools.convert.tensors import DTYPES, PIECE_BYTES, TensorReader, num_bytes, storage_of
 from weight_buckets.bucket import in_buckets
 
@@ -56,13 +55,11 @@ def convert(source: Path, destination: Path, layout: Layout, processes: int, fil
         SlimeError: the source is not a checkpoint of an installed family, or does not fit its config.json; the layout
             does not fit the model; the destination exists, or the disk is full.
     """
-    if destination.exists():
-        todo = "Choose another, or remove it."
-        raise SlimeError("the folder exists already", where=str(destination), todo=todo)
+    require_absent(destination)
     files, hf = HfFiles(source), read_hf_config(str(source))
     bridge = plugins.load().models.create(hf["model_type"])
     check_tensors(files, bridge.weight_mapping(hf))
-    num_ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else world_size_of(layout, processes)
+    num_ranks = int(os.environ["WORLD_SIZE"]) if under_torchrun() else ranks_to_start(layout, processes)
     check_layout(layout, num_ranks, hf, bridge)
     if under_torchrun():
         here(_convert, source, destination, layout, file_bytes)
@@ -80,7 +77,7 @@ def _convert(
     files, hf = HfFiles(source), read_hf_config(str(source))
     model_type = hf["model_type"]
     cfg = SlimeConfig(model=ModelConfig(name=model_type, family=model_type, path=str(source)))
-    cfg.train.megatron = dict(layout.sizes)
+    cfg.train.megatron = dict(layout)
     cfg.cluster.hang_timeout_s = PATIENCE.total_seconds()
     bridge = plugins.load().models.create(model_type)
     mapping = bridge.weight_mapping(hf)
@@ -93,7 +90,7 @@ def _convert(
     dist.barrier()  # nothing is written before every rank has checked its part
     identity = {
         "conversion": "hf-to-dist",
-        "layout": dict(layout.sizes),
+        "layout": dict(layout),
         "num_ranks": world_size,
         "file_bytes": file_bytes,
     }
@@ -198,7 +195,8 @@ class _Files(ShardFiles):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results: list[WriteResult] = []
-        for number, items in enumerate(_into_files(plan.items, self._file_bytes)):
+        runs = in_buckets(([item] for item in plan.items), self._file_bytes, num_bytes=lambda run: _size(run[0]))
+        for number, items in enumerate(list(runs) or [[]]):
             prefix = f"{plan.storage_data.prefix}{number}_"
             part = replace(plan, items=items, storage_data=replace(plan.storage_data, prefix=prefix))
             name = f"{prefix}0.distcp"
@@ -218,11 +216,6 @@ class _Files(ShardFiles):
             for each in ordered
         ]
         return self.files.written[path.name], kept
-
-
-def _into_files(items: Sequence[WriteItem], file_bytes: int) -> list[list[WriteItem]]:
-    alone = ([item] for item in items)
-    return list(in_buckets(alone, file_bytes, num_bytes=lambda run: _size(run[0]))) or [[]]
 
 
 def _size(item: WriteItem) -> int:

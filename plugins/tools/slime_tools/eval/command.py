@@ -9,18 +9,35 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
+
 import slime
 from slime import files
+from slime import plugins as slime_plugins
 from slime.arguments import ArgumentParser
 from slime.checkpoints import Checkpoint, published
-from slime.compose.compose import Composed
-from slime.config.schema import SlimeConfig
+from slime.compose import groups as config_groups
+from slime.compose.compose import Composed, checked, merge, ready
+from slime.compose.groups import DECLARED, NO_RECIPE, UNSET, Groups
+from slime.compose.names import as_name
+from slime.compose.overrides import CommandLine, add_choices_of_model, choose, read_command_line
+from slime.config.hf import read_hf_config
+from slime.config.schema import (
+    AlgoConfig,
+    BufferConfig,
+    CheckpointConfig,
+    FilterConfig,
+    SftConfig,
+    SlimeConfig,
+)
 from slime.errors import SlimeError
+from slime.plugins import Plugins
 from slime.printable import printable
-from slime_tools.eval.saved import of_folder, of_run
+from slime.run_config import read_config
 
 RESULT = "result.json"
 EVAL, REWARD, PASS = "eval/", "reward_mean", "pass_at_"
@@ -42,8 +59,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     """Raises SlimeError: there is nothing to evaluate at that path, or the evaluation failed."""
     composed, checkpoint = _read(args.path, args.checkpoint, args.keys)
-    from slime_tools.eval.score import evaluate
-
     start = time.time()
     values = evaluate(composed, checkpoint)
     cfg = composed.cfg
@@ -52,6 +67,27 @@ def run(args: Namespace) -> None:
     with files.disk_errors(folder):
         files.write_atomic(folder / RESULT, json.dumps(result, indent=1).encode() + b"\n")
     print(printable("\n".join(shown(result, folder))))
+
+
+def evaluate(composed: Composed, checkpoint: Checkpoint | None = None) -> dict[str, float]:
+    """The held-out metrics of the model that a run starts from, which takes no step.
+
+    Args:
+        checkpoint: whose weights `model.weights` names.
+
+    Raises:
+        SlimeError: the checkpoint is damaged, or whatever stopped the evaluation.
+    """
+    from slime.learner import Position
+    from slime.opening import open_run
+
+    with ExitStack() as stack:
+        run = open_run(composed, stack, log_metrics=False)
+        position = Position(**checkpoint.driver_state()["position"]) if checkpoint else run.learner.position
+        version = position.rl_step
+        run.generation.publish(version)
+        with run.events.stage("eval", sum(len(each.prompts) for each in run.data.held_out)):
+            return run.generation.evaluate(version)
 
 
 def _path(word: str) -> Path:
@@ -141,3 +177,118 @@ def _where(position: Mapping[str, int] | None) -> str:
         return ""
     names = {"sft_step": "supervised", "rl_step": "reinforcement-learning"}
     return " after " + " and ".join(f"{position[name]} {text} steps" for name, text in names.items() if position[name])
+
+
+FROM_RUN = ("run", "model", "cluster", "train", "rollout", "data", "eval", "reward", "weights", "observe")
+"""Sections that an evaluation takes from the run."""
+OF_CLUSTER = ("cluster", "train", "weights")
+"""Sections that follow from model and cluster: the run's are of no use on another cluster."""
+OF_ROLLOUT = ("sampling", "max_prompt_tokens", "request_timeout_s")
+"""Keys of `rollout` that do not, as those of quantizations and the models of frozen groups, which rewards ask."""
+CHOOSING = ("task", "recipe")
+"""Groups whose options may choose of the others; they come last."""
+
+Saved = dict[str, Any]
+
+
+def of_run(config: Path, argv: Sequence[str], home: Path, weights: Path) -> Composed:
+    """What evaluates a run, from its `config.yaml`.
+
+    Args:
+        argv: `key=value` and `[+]group=option` items: another cluster, task, reward or key.
+        home: directory of the evaluation; `run.dir` and `run.name` in `argv` win over it.
+        weights: the checkpoint.
+
+    Raises:
+        SlimeError: the file is damaged or of another slime, or the evaluation cannot run so.
+    """
+    saved = {name: keys for name, keys in _saved(config).items() if name in FROM_RUN}
+    plugins, groups = _installed()
+    line = read_command_line(argv, groups)
+    if "model" in line.choices:
+        raise SlimeError("the model is that of the run", where=f"model={line.choices['model']}", todo="Leave it out.")
+    if {"task", "reward"} & line.choices.keys():
+        saved["reward"]["options"] = {}
+    name = line.choices["model"] = saved["model"]["name"]
+    if "cluster" in line.choices:
+        saved = {section: keys for section, keys in saved.items() if section not in OF_CLUSTER}
+        kept = (*OF_ROLLOUT, *plugins.quantizations.names())
+        frozen = {
+            name: {"model": group["model"]}
+            for name, group in (saved["rollout"].get("engines") or {}).items()
+            if group.get("model")
+        }
+        saved["rollout"] = {key: saved["rollout"][key] for key in kept if key in saved["rollout"]}
+        saved["rollout"] |= {"engines": frozen} if frozen else {}
+        if "recipe" not in line.choices and name in groups.names("model"):
+            choose(line, "recipe", groups.recipe_for(name, line.choices["cluster"]), groups)
+    saved["model"] |= {"weights": str(weights), "init": "checkpoint"}
+    return _evaluation(saved, home, line, plugins, groups)
+
+
+def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
+    """What evaluates the model in an HF folder.
+
+    Args:
+        argv: as of `of_run`; chooses at least the cluster, and a task, or `eval.path` and a reward. With a model its
+            recipe and its usual task are taken.
+        home: as of `of_run`.
+
+    Raises:
+        SlimeError: as of `of_run`.
+    """
+    name = as_name(folder.name)
+    model = {"name": name, "family": str(read_hf_config(str(folder))["model_type"]), "path": str(folder)}
+    plugins, groups = _installed()
+    line = read_command_line(argv, groups)
+    if "cluster" not in line.choices:
+        raise SlimeError("no cluster is chosen", todo=groups.choose("cluster", "+"))
+    if "model" in line.choices:
+        add_choices_of_model(line, groups)
+        line.values += [("model.path", str(folder)), ("model.weights", None), ("model.init", "checkpoint")]
+    elif not {"task", "reward"} & line.choices.keys():
+        todo = f"{groups.choose('task', '+')} Or set eval.path=<jsonl or parquet> and choose a reward."
+        raise SlimeError("what to score the model on is not chosen", todo=todo)
+    line.choices.setdefault("model", name)
+    return _evaluation({"run": {}, "model": model, "data": {"path": ""}}, home, line, plugins, groups)
+
+
+def _installed() -> tuple[Plugins, Groups]:
+    plugins = slime_plugins.load()
+    plugins.require_sound()
+    return plugins, config_groups.scan(plugins)
+
+
+def _saved(config: Path) -> Saved:
+    saved = read_config(config)
+    if not all(isinstance(saved.get(name), dict) for name in FROM_RUN):
+        todo = "Bring the file back, or evaluate the run's export by its folder."
+        raise SlimeError("this is not the config of a run", where=str(config), todo=todo)
+    return saved
+
+
+def _evaluation(saved: Saved, home: Path, line: CommandLine, plugins: Plugins, groups: Groups) -> Composed:
+    """The groups as in training, over the saved values, under the command line."""
+    saved["run"] |= {"name": as_name(home.name), "dir": str(home.parent), "num_steps": 1, "resume": "auto"}
+    unset = {"reward": UNSET, "cluster": UNSET, "model": UNSET, "algo": "grpo", "buffer": "fifo"}
+    ordered = [*(group for group in DECLARED if group not in CHOOSING), *CHOOSING]
+    chosen = [{group: unset.get(group, "none")} for group in ordered]
+    store = ConfigStore.instance()
+    store.store(name="saved", node=saved)
+    store.store(name="evaluation", node={"defaults": ["schema", "saved", *chosen, "_self_"]})
+    line.choices = {"cluster": UNSET, "recipe": NO_RECIPE, **line.choices}
+    _, cfg = merge(line, groups, "evaluation")
+    if cfg.eval.path is None:
+        raise SlimeError("there is no held-out prompt set", where="eval.path", todo="Set eval.path=<jsonl or parquet>.")
+    _leave_training_out(cfg, plugins)
+    return ready(checked(cfg, line, plugins))
+
+
+def _leave_training_out(cfg: SlimeConfig, plugins: Plugins) -> None:
+    """In place: no step is taken, no checkpoint is saved, no prompt is read but the held-out ones."""
+    cfg.data.path, cfg.data.source, cfg.data.sets = str(cfg.eval.path), cfg.eval.source, {}
+    cfg.run.num_steps, cfg.algo, cfg.sft = 1, AlgoConfig(), SftConfig()
+    cfg.filter, cfg.buffer = FilterConfig(), BufferConfig()
+    cfg.train.steps_per_rollout = 1
+    cfg.observe.trackers = dict.fromkeys(plugins.trackers.names(), False)
+    cfg.train.checkpoint = CheckpointConfig(interval=None)

@@ -21,7 +21,7 @@ from slime.models.blocks import UNEVEN_EXPERTS
 from slime.plan.flops import ForwardFlops
 from slime.types import RL
 from slime_tools.memory.trainer import TrainerRank
-from slime_tools.publish.seconds import LINK, NETWORK
+from slime_tools.publish.part import LINK, NETWORK
 
 LAYER_S = 1e-3
 """Seconds of a layer's small kernels, forward and backward, each micro-batch; a stage is no faster than that."""
@@ -99,7 +99,7 @@ class Work:
 
 
 def work_of(cfg: SlimeConfig) -> Work:
-    """Of one rollout, or of one supervised step."""
+    """Work of one rollout, or of one supervised step."""
     if not run_stages(cfg).reinforces:
         return Work(cfg.sft.batch_size, MEAN_LENGTH * cfg.train.max_tokens_per_micro_batch)
     longest = longest_of(cfg.rollout, cfg.rollout.sampling)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from pathlib import Path
 
 from slime.algo.stages import run_stages
 from slime.config.paths import exists, resolve_rows
@@ -13,7 +12,7 @@ from slime.data.shards import row_files
 from slime.engines.limits import longest_of
 from slime_tools.fit.estimate import BF16, MEAN_LENGTH, Rates, Work
 from slime_tools.memory.engine import EngineRank
-from slime_tools.publish.seconds import NETWORK
+from slime_tools.publish.part import NETWORK
 
 GENERATION, EVALUATION = "generation", "evaluation"
 LAYER_S = 4e-5
@@ -63,13 +62,10 @@ def held_out_prompts(cfg: SlimeConfig, held_out: EvalConfig | EvalSetConfig) -> 
     """How many, and whether they are counted: where their file is not here, or large, they are taken to be a step's."""
     path = held_out.path
     files = row_files(resolve_rows(path)) if path and exists(path) else []
-    if files and all(file.suffix == ".jsonl" for file in files) and _size(files) < COUNTED_BYTES:
+    size = sum(file.stat().st_size for file in files)
+    if files and all(file.suffix == ".jsonl" for file in files) and size < COUNTED_BYTES:
         return sum(len(file.read_bytes().splitlines()) for file in files), True
     return cfg.rollout.prompts_per_step, False
-
-
-def _size(files: Iterable[Path]) -> int:
-    return sum(file.stat().st_size for file in files)
 
 
 def generation_seconds(cfg: SlimeConfig, work: Work, rank: EngineRank) -> float | None:

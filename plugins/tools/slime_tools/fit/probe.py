@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slime.algo.stages import made_by, run_stages
+from slime.arguments import ArgumentParser
 from slime.cluster import preflight
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.group import Cluster, open_cluster
@@ -33,6 +35,7 @@ from slime.engines.limits import longest_of
 from slime.engines.software import software
 from slime.objective import Source
 from slime.plan.flops import ForwardFlops
+from slime.printable import printable
 from slime.run_dir import RunDir
 from slime.topology.recordings import numbers_told
 from slime.topology.topology import read_topology
@@ -47,6 +50,7 @@ from stack_dumps.dumps import register
 
 if TYPE_CHECKING:
     from slime.train.rank import Usage
+
 
 WORDS = ("model.init=random", "train.checkpoint.interval=null")
 """Over the config: nothing is read but config.json, nothing is saved."""
@@ -146,7 +150,6 @@ class FullStep:
         self._random = np.random.default_rng(cfg.run.seed)
 
     def run(self, stack: ExitStack, logs: Path) -> Iterator[Measured]:
-        """Every phase, in order."""
         cluster, trainers = self._cluster, self._cluster.trainers
         start = time.perf_counter()
         cluster.start()
@@ -303,3 +306,13 @@ def _gib(num_bytes: float | None, width: int) -> str:
 
 def _number(value: float | None, width: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:>{width}.1f}"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = """\
+Runs one step at full length on the real config, with random weights and no data, in a directory that is removed."""
+    parser.add_keys()
+
+
+def run(args: Namespace) -> None:
+    print(printable(probe(args.keys)))

@@ -33,8 +33,7 @@ from slime.topology.engine_checks import engine_check_problems
 from slime.topology.placement import BY_TURNS
 from slime.topology.server_fields import DEEPEP_RANKS
 from slime.topology.topology import Topology, read_topology
-from slime_tools.fit.candidate import Candidate, published
-from slime_tools.fit.engines import engine_changes
+from slime_tools.fit.candidate import Candidate, engine_changes, published
 from slime_tools.fit.estimate import Layout, Rates, Work, training_seconds, work_of
 from slime_tools.fit.generation import engine_seconds
 from slime_tools.memory.memory_plan import MemoryPlan, most
@@ -112,10 +111,9 @@ def fit(composed: Composed, plugins: Plugins) -> Fitted:
 
 
 @dataclass(frozen=True)
-class _Trainers:
-    """A layout of the trainers, before its memory is looked at."""
+class _Engines:
+    """Keys over the given config, and the seconds of a step by part."""
 
-    grid: Grid
     changes: Changes
     parts: Mapping[str, float]
 
@@ -125,19 +123,14 @@ class _Trainers:
 
 
 @dataclass(frozen=True)
-class _Engines:
-    changes: Changes
-    parts: Mapping[str, float]
+class _Trainers(_Engines):
+    """A layout of the trainers, before its memory is looked at."""
 
-    @property
-    def seconds(self) -> float:
-        return sum(self.parts.values())
+    grid: Grid
 
 
 @dataclass
 class _Search:
-    """What all candidates have in common."""
-
     cfg: SlimeConfig
     plugins: Plugins
     hf: HfConfig
@@ -178,7 +171,8 @@ class _Search:
         cfg = self.cfg
         try:
             grid = read_grid(cfg.cluster.num_trainers, cfg.train.megatron)
-            parts = self._seconds(grid, cfg.train.megatron, cfg.train.max_tokens_per_micro_batch, self._offloads(cfg))
+            offloads = bool(cfg.train.optimizer.get("optimizer_cpu_offload"))
+            parts = self._seconds(grid, cfg.train.megatron, cfg.train.max_tokens_per_micro_batch, offloads)
             engines = engine_seconds(self.cfg, self.work, self.memory.engines.values())
         except SlimeError:
             return None
@@ -210,13 +204,14 @@ class _Search:
         for grid, stages in self._grids():
             unit = grid.padded(longest or cfg.train.max_tokens_per_micro_batch)
             for offloads in (False, True):
-                if not self._has_room(grid, stages, offloads):
+                ranks = self._ranks(grid, stages, offloads)
+                if max(rank.weights + rank.gradients + rank.optimizer for rank in ranks) >= self._room:
                     continue
                 for recompute in ({}, RECOMPUTED):
                     for cap in (unit * times for times in CAPS):
-                        megatron = {**self._sizes(grid), **stages, **recompute, **self._dispatch(grid)}
+                        megatron = {**self._sizes(grid), **stages, **recompute}
                         parts = self._seconds(grid, megatron, cap, offloads)
-                        yield _Trainers(grid, self._changes(megatron, cap, offloads), parts)
+                        yield _Trainers(self._changes(megatron, cap, offloads), parts, grid)
 
     def _grids(self) -> Iterator[tuple[Grid, Changes]]:
         """Parallel sizes that divide, with the layers of first and last stages."""
@@ -261,7 +256,6 @@ class _Search:
         return best[1] if best else None
 
     def _allows(self, pp: int, stages: Changes) -> bool:
-        """Whether the family's own rules do."""
         bridge = self.plugins.models.create(self.cfg.model.family)
         return not any(True for _ in family_problems(bridge, self.hf, {SIZE_KEYS["pp"]: pp, **stages}))
 
@@ -275,17 +269,15 @@ class _Search:
         return ForwardFlops(self.model, self.memory.weights, self.work.tokens)
 
     def _sizes(self, grid: Grid) -> Changes:
+        """And how tokens reach experts: by DeepEP where the given config has it and it supports that many ranks."""
         names = ("tp", "pp", "cp", "ep", "etp") if self.model.get("num_moe_experts") else ("tp", "pp", "cp")
-        return {SIZE_KEYS[name]: getattr(grid, name) for name in names}
-
-    def _dispatch(self, grid: Grid) -> Changes:
-        """DeepEP where the given config has it and it supports that number of ranks."""
-        megatron = self.cfg.train.megatron
+        sizes, megatron = {SIZE_KEYS[name]: getattr(grid, name) for name in names}, self.cfg.train.megatron
         if megatron.get("moe_token_dispatcher_type") != "flex":
-            return {}
+            return sizes
         if grid.ep * grid.etp in DEEPEP_RANKS:
-            return {key: megatron[key] for key in ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend")}
-        return {"moe_token_dispatcher_type": "alltoall", "moe_flex_dispatcher_backend": None}
+            kept = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend")
+            return {**sizes, **{key: megatron[key] for key in kept}}
+        return {**sizes, "moe_token_dispatcher_type": "alltoall", "moe_flex_dispatcher_backend": None}
 
     def _changes(self, megatron: Changes, cap: int, offloads: bool) -> Changes:
         """The keys, with null for those of the given config that this layout has no use for."""
@@ -305,12 +297,6 @@ class _Search:
             self._held[key] = self.memory.held_of(grid, {**self._bare, **megatron})
         return self._held[key]
 
-    def _has_room(self, grid: Grid, stages: Changes, offloads: bool) -> bool:
-        """Whether weights, gradients and optimizer alone leave some."""
-        ranks = self._ranks(grid, stages, offloads)
-        held = max(rank.weights + rank.gradients + rank.optimizer for rank in ranks)
-        return held < self._room
-
     @property
     def _room(self) -> float:
         """Bytes of a device that a proposal may take."""
@@ -327,10 +313,6 @@ class _Search:
         deepep, per_node = megatron.get("moe_token_dispatcher_type") == "flex", self.cfg.cluster.devices_per_node
         layout = Layout(grid, {**self._bare, **megatron}, cap, per_node, offloads, self.rates, deepep)
         return training_seconds(self.work, self._trained, layout, self._ranks(grid, megatron, offloads))
-
-    @staticmethod
-    def _offloads(cfg: SlimeConfig) -> bool:
-        return bool(cfg.train.optimizer.get("optimizer_cpu_offload"))
 
     def _engines(self) -> Iterator[_Engines]:
         """Those that fit by themselves and that SGLang takes."""

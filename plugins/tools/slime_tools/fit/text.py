@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
+from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
+from slime import plugins
+from slime.arguments import ArgumentParser
 from slime.compose.compose import Composed
 from slime.config.schema import SlimeConfig
 from slime.plan.document import SCHEMA
+from slime.printable import printable
+from slime.verbs.plan import examine_with_run_dir
 from slime_tools.fit.candidate import PUBLISH, Candidate
 from slime_tools.fit.estimate import MOVES, work_of
 from slime_tools.fit.generation import EVALUATION, GENERATION, held_out_prompts
-from slime_tools.fit.search import Fitted
+from slime_tools.fit.search import Fitted, fit
 from slime_tools.memory.memory_plan import MARGIN, most
 from slime_tools.memory.problems import gpu_warnings
 from slime_tools.memory.trainer import GIB
@@ -52,7 +58,9 @@ def _lines(composed: Composed, fitted: Fitted) -> Iterator[str]:
     yield from (f"  {warning}" for warning in gpu_warnings(cfg.cluster))
     yield ""
     sizes = "".join(f"{name:>5}" for name in ("TP", "PP", "CP", "EP", "ETP", "DP"))
-    yield f"   {sizes}  tokens a pack  recompute  Adam  {'engines':<16}" + "".join(f"{name:>9}" for name in _heads())
+    yield f"   {sizes}  tokens a pack  recompute  Adam  {'engines':<16}" + "".join(
+        f"{name:>9}" for name in (*COLUMNS, "total")
+    )
     for one in fitted.candidates:
         yield _row(one)
     if fitted.rank:
@@ -78,10 +86,6 @@ def _evaluated(cfg: SlimeConfig) -> Iterator[str]:
         of = f" ({name})" if (name := home.removeprefix("eval").removeprefix(".sets.")) else ""
         samples = f"{held_out.samples_per_prompt} samples of {prompts:,} prompts{known}"
         yield f"  an evaluation{of} of {samples}, 1/{cfg.eval.interval} of it a step"
-
-
-def _heads() -> list[str]:
-    return [*COLUMNS, "total"]
 
 
 def _row(one: Candidate) -> str:
@@ -140,3 +144,16 @@ def _candidate(one: Candidate) -> dict[str, Any]:
         "device_bytes": round(most(devices)),
         "host_bytes": round(most(hosts)),
     }
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = "Proposes layouts that fit the cluster, the fastest first (docs/plan.md)."
+    parser.add_keys()
+    parser.add_argument("--json", action="store_true", help="print them for programs")
+
+
+def run(args: Namespace) -> None:
+    composed = examine_with_run_dir(args.keys)
+    fitted = fit(composed, plugins.load())
+    text = json.dumps(fit_document(composed, fitted), indent=1) if args.json else fit_report(composed, fitted)
+    print(printable(text))

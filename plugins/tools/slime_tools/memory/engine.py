@@ -135,7 +135,7 @@ class EngineRank:
 
     @cached_property
     def _cell(self) -> Cache:
-        """Of a token, in all layers."""
+        """Bytes of a token in all layers."""
         fp8 = str(self.get("kv_cache_dtype", "auto")).startswith("fp8")
         caches = [block.cache(self.model, self.group.attention_tp, fp8=fp8) for block in self._pooled]
         return Cache(*map(sum, zip(*caches, strict=True)))

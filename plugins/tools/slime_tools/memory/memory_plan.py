@@ -24,7 +24,7 @@ from slime.topology.recordings import recordings_of
 from slime.topology.transport import BROADCAST
 from slime.topology.transport_protocol import StoringTransport
 from slime.weights.transports import transport_of
-from slime_tools.memory.activations import Activations, Layer
+from slime_tools.memory.activations import Activations
 from slime_tools.memory.engine import EngineRank
 from slime_tools.memory.trainer import BF16, FP32, GIB, PROCESS, Table, TrainerRank, in_flight
 
@@ -93,7 +93,7 @@ class MemoryPlan(ModelSizes):
 
     @property
     def tokens(self) -> int:
-        """Of a full micro-batch."""
+        """Tokens of a full micro-batch."""
         return self.cfg.train.max_tokens_per_micro_batch
 
     @cached_property
@@ -108,7 +108,8 @@ class MemoryPlan(ModelSizes):
         longest = min(self.tokens, longest_sequence(cfg)[0]) if self.topology.generates else self.tokens
         shares = self.topology.generates and sharing(cfg, grid) > 0
         activations = Activations(self.model, grid, self.tokens, longest, KEYS_A_ROW if shares else 1.0)
-        layers, last = self._layers(activations), grid.pp - 1
+        of_blocks = {blocks: activations.layer(blocks) for blocks in set(self._by_layer.values())}
+        last = grid.pp - 1
         critic = self.held_of_critic(grid, self.model) if learning.have_critic else [None] * grid.pp
         shared = TrainerRank(
             held=held[0],
@@ -131,7 +132,7 @@ class MemoryPlan(ModelSizes):
         )
         ranks = []
         for stage, chunks in enumerate(split_layers(self.model["num_layers"], grid, self.model)):
-            mine = [layers[layer] for chunk in chunks for layer in chunk]
+            mine = [of_blocks[self._by_layer[layer]] for chunk in chunks for layer in chunk]
             head = (0.0, 0.0)
             if stage == last:
                 chunk_tokens = cfg.train.logprob_chunk_tokens
@@ -154,14 +155,8 @@ class MemoryPlan(ModelSizes):
             )
         return ranks
 
-    def _layers(self, activations: Activations) -> list[Layer]:
-        """By decoder layer; those of the same blocks are computed once."""
-        of_blocks = {blocks: activations.layer(blocks) for blocks in set(self._by_layer.values())}
-        return [of_blocks[self._by_layer[layer]] for layer in range(self.model["num_layers"])]
-
     @property
     def blocks(self) -> set[BuildingBlock]:
-        """That the model is built of."""
         return {weight.owner for weight in self.weights}
 
     @cached_property
@@ -211,12 +206,10 @@ class MemoryPlan(ModelSizes):
 
     @property
     def every_engine(self) -> dict[str, EngineRank]:
-        """A rank of every group."""
         return {**self.engines, **self.frozen_engines}
 
     @cached_property
     def devices(self) -> list[Place]:
-        """Every kind of device."""
         groups = self.topology.groups
         arriving = 0.0 if self.colocated else self.bucket
         engines = {group.name: self.engines[group.name].on_device(bucket=arriving) for group in groups}
@@ -255,22 +248,17 @@ class MemoryPlan(ModelSizes):
         beside = per_host if self.colocated else self.cfg.cluster.devices_per_node - per_host
         frozen = sum(group.devices for group in self.topology.frozen) if self.colocated else 0  # else among the others
         alone = min(frozen, self.cfg.cluster.devices_per_node - per_host)
+        # What a rank of an engine notes of every token of its pool for the trainers, page-locked.
+        pool = max((rank.pool_tokens or 0 for rank in self.engines.values()), default=0)
+        recorded = pool * sum(recording.token_bytes for recording in recordings_of(self.cfg))
         places = []
         for stage, trainer in enumerate(self.trainers):
             table = trainer.on_host(per_host)
             table.add("engine processes", PROCESS * (beside + alone) if self.engines else 0, table.phases)
             table.add("kept versions", self._kept(int(stage == 0), beside), table.phases)
-            table.add("recorded tokens", self._recorded * beside, table.phases)
+            table.add("recorded tokens", recorded * beside, table.phases)
             places.append(Place(_stage(stage, self.grid), table, stage))
         return places
-
-    @cached_property
-    def _recorded(self) -> int:
-        """What a rank of an engine notes of every token of its pool for the trainers, page-locked; 0 if the pool's size
-        is not known."""
-        pools = [rank.pool_tokens or 0 for rank in self.engines.values()]
-        recordings = recordings_of(self.cfg)
-        return max(pools, default=0) * sum(recording.token_bytes for recording in recordings)
 
     def _kept(self, num_publishers: int, engine_devices: int) -> float:
         """What each publisher and each engine of a host keep of a version."""

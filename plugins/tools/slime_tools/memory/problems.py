@@ -141,7 +141,8 @@ def _steps(plan: MemoryPlan, place: Place) -> Iterator[Changes]:
     if table.peak is Phase.train:
         activations = table.rows["activations"][Phase.train]
         tokens = int(plan.tokens * (1 - over / activations / (1 + GAPS))) // 1024 * 1024
-        if tokens >= max(_longest_trained(plan), 1024):
+        longest = longest_of(cfg.rollout, cfg.rollout.sampling) if run_stages(cfg).reinforces else 0
+        if tokens >= max(plan.grid.padded(longest), 1024):
             yield {"train.max_tokens_per_micro_batch": tokens}
     if plan.trainers[0].critic and not cfg.algo.critic.offload:
         yield {"algo.critic.offload": True}
@@ -158,13 +159,6 @@ def _steps(plan: MemoryPlan, place: Place) -> Iterator[Changes]:
 
 def _smaller_bucket(plan: MemoryPlan, share: float) -> Changes:
     return {"weights.bucket_mb": int(plan.cfg.weights.bucket_mb * (1 - share)) // 128 * 128 or 64}
-
-
-def _longest_trained(plan: MemoryPlan) -> int:
-    """Tokens of the longest sequence that must fit a micro-batch, padded."""
-    if not run_stages(plan.cfg).reinforces:
-        return 0
-    return plan.grid.padded(longest_of(plan.cfg.rollout, plan.cfg.rollout.sampling))
 
 
 def _fits(plan: MemoryPlan, changes: Changes) -> bool:

@@ -77,5 +77,4 @@ def num_prefill_graphs(most: int) -> int:
 
 
 def _power_of_2(number: int) -> int:
-    """The next one."""
     return int(1 << (number - 1).bit_length())

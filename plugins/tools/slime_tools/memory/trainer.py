@@ -73,7 +73,6 @@ class Table:
 
     @property
     def phases(self) -> list[Phase]:
-        """Those in which something is held."""
         return [phase for phase in Phase if self.total(phase)]
 
     @property
@@ -149,7 +148,6 @@ class TrainerRank:
 
     @property
     def owned_of_critic(self) -> float:
-        """The same of the critic."""
         return self._owned(self.critic or Held())
 
     def _owned(self, held: Held) -> float:

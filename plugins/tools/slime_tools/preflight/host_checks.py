@@ -117,7 +117,6 @@ class HostFacts:
 
 
 def check_host(wanted: Wanted) -> HostFacts:
-    """Look at this host."""
     memory = available_memory()
     gpus = read_gpus() if wanted.devices else []
     faults = [
@@ -139,14 +138,10 @@ def check_host(wanted: Wanted) -> HostFacts:
 
 
 def read_software() -> Software:
-    """Of this host."""
     installed = plugins.load()
-    packages = {"slime", *(entry.value.partition(".")[0].partition(":")[0] for entry in _entries())}
+    entries = metadata.entry_points(group=plugins.ENTRY_POINT_GROUP)
+    packages = {"slime", *(entry.value.partition(".")[0].partition(":")[0] for entry in entries)}
     return Software(installed.fingerprint(), _versions(), {name: _digest(name) for name in sorted(packages)})
-
-
-def _entries() -> Iterator[metadata.EntryPoint]:
-    yield from metadata.entry_points(group=plugins.ENTRY_POINT_GROUP)
 
 
 def _versions() -> dict[str, str]:
@@ -168,7 +163,6 @@ def _digest(package: str) -> str:
 
 
 def digest_of(files: Sequence[Path]) -> str:
-    """Of names and contents."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name}\n".encode() + file.read_bytes())

@@ -1,21 +1,25 @@
-"""Before anything loads: every host of a run is looked at, all at the same time, and what is wrong is told at once."""
+"""`slime preflight`, and what a run does first: every host is looked at, all at once, before anything loads."""
 
 from __future__ import annotations
 
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from slime import plugins
 from slime.algo.stages import Stages, run_stages
+from slime.arguments import ArgumentParser
 from slime.checkpoints import published
 from slime.cluster.placement import HOST_LABEL, on_node, reserve, this_node
 from slime.cluster.preflight import take_folders
 from slime.cluster.ray_starter import ray_here
+from slime.compose.compose import examine, ready
 from slime.config.gpus import ROW, gpu_of
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import located, resolve
@@ -25,7 +29,6 @@ from slime.printable import printable
 from slime.run_dir import RunDir
 from slime.sizes.estimate import estimate_memory
 from slime.sizes.version import version_bytes
-from slime.topology.engines import EngineGroup
 from slime.topology.launcher import launcher_name, launcher_of
 from slime.topology.quantization import folders
 from slime.topology.server_fields import transfer_backend, uses_deepep
@@ -41,6 +44,7 @@ from slime_tools.preflight.reach import unreached
 
 if TYPE_CHECKING:
     from ray import ObjectRef
+
 
 ANSWER_S = 180.0
 """How long a host may take: a file system that is gone never answers."""
@@ -150,8 +154,8 @@ def _clock(clock: float, since: float, until: float) -> Iterator[Fault]:
 
 
 def read_wanted(topology: Topology, run: RunDir, *, writes: bool = True) -> Wanted:
-    """What every host of a run must have."""
-    cfg, cluster, backends = topology.config, topology.cluster, _transfer_backends(topology.groups)
+    cfg, cluster = topology.config, topology.cluster
+    backends = {transfer_backend(group) for group in topology.groups if group.role is not Role.regular}
     installed, hf = plugins.load(), read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
     estimate = estimate_memory(topology, installed.models.create(cfg.model.family), hf, installed)
     plan = estimate.plan if isinstance(estimate, GpuMemory) else None
@@ -200,11 +204,6 @@ def _devices(topology: Topology, plan: MemoryPlan | None) -> Devices:
     )
 
 
-def _transfer_backends(groups: Iterable[EngineGroup]) -> set[str]:
-    """Over which engines that only prefill or only decode exchange KV caches."""
-    return {transfer_backend(group) for group in groups if group.role is not Role.regular}
-
-
 def _modules(topology: Topology, backends: Collection[str]) -> Sequence[str]:
     """What the plan needs beside slime's own requirements."""
     trains = topology.config.train.megatron.get("moe_flex_dispatcher_backend") == "deepep"
@@ -229,3 +228,25 @@ def _num_saves(interval: int | None, stages: Stages) -> int:
         return 0
     steps = [stage.num_steps for stage in stages]
     return sum(-(-count // interval) if interval else int(count > 0) for count in steps)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = """\
+Looks at every host: software, GPUs, memory, disk, run directory, model, clock. Exit code 2 if a host is not ready."""
+    parser.add_keys()
+
+
+def run(args: Namespace) -> None:
+    composed = examine(args.keys)
+    cfg = ready(composed).cfg
+    assert composed.topology, "the config has no problems"
+    with RunDir.open(Path(cfg.run.dir) / cfg.run.name) as run:
+        found = preflight(composed.topology, run)
+    for host, seen in found.items():
+        print(printable(f"{host:<20} {'not ready' if seen.faults else 'ready'}"))
+        for name, value in seen.facts.items():
+            print(printable(f"  {name:<20} {value}"))
+    for note in notes(found):
+        print(printable(note))
+    if error := complaint(found):
+        raise error

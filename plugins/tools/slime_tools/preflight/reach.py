@@ -35,7 +35,6 @@ class Listener:
         self._socket = socket.create_server((address, 0), backlog=socket.SOMAXCONN)
 
     def address(self) -> Address:
-        """Where it listens."""
         address, port = self._socket.getsockname()
         return address, port
 
@@ -86,7 +85,7 @@ def unreached(nodes: Collection[str], names: Mapping[str, str], limit_s: float) 
 
 
 def _answers(asked: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Of those that give one in time."""
+    """Answers that come in time."""
     import ray
 
     ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=limit_s)

@@ -50,13 +50,12 @@ def shown(path: Path) -> dict[str, Any]:
         FileNotFoundError: the run has removed it, for lack of room.
     """
     rows = read_samples(path)
-    cards = _of_evaluation(rows) if path.stem.startswith(EVALUATION) else _of_step(rows)
+    if path.stem.startswith(EVALUATION):
+        cards = _of_evaluation(rows)
+    else:
+        pairs = best_and_worst(rows, NUM_PROMPTS)
+        cards = [_card(pair[0], dict(zip(("best", "worst"), pair, strict=False))) for pair in pairs]
     return {"name": path.stem, "samples": len(rows), "prompts": len({row["prompt"] for row in rows}), "cards": cards}
-
-
-def _of_step(rows: Sequence[SampleRow]) -> list[dict[str, Any]]:
-    pairs = best_and_worst(rows, NUM_PROMPTS)
-    return [_card(pair[0], dict(zip(("best", "worst"), pair, strict=False))) for pair in pairs]
 
 
 def _of_evaluation(rows: Sequence[SampleRow]) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ def of(config: Config, key: str) -> Any:
 
 
 def num_steps(config: Config, stage: str) -> int | None:
-    """Of the whole stage, if the config says it."""
+    """Steps of the whole stage, if the config says it."""
     found = of(config, "sft.num_steps" if stage == SFT else "run.num_steps")
     return found if isinstance(found, int) else None
 

@@ -18,11 +18,42 @@ from rich.text import Text
 from slime import files
 from slime.arguments import ArgumentParser
 from slime.errors import SlimeError
+from slime.observe import status as statuses
 from slime.observe.metrics import Row
+from slime.observe.status import STATUS
 from slime.printable import printable
-from slime_tools.watch import facts, found
-from slime_tools.watch.found import RUNS
+from slime.run_dir import CONFIG
+from slime_tools.watch import facts
 from slime_tools.watch.progress import RESULTS
+
+RUNS = "runs"
+"""Where runs lie unless `run.dir` says otherwise."""
+DEPTH = 3
+"""Of folders in which runs are looked for: names of runs may have a slash."""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run, or what is left of one, lies in `folder`."""
+    return any((folder / name).is_file() for name in (STATUS, CONFIG, "metrics.jsonl"))
+
+
+def find(folder: Path) -> list[Path]:
+    """The runs in `folder`, or itself if it is one; the one that started last comes first."""
+    return sorted(_below(folder, DEPTH), key=lambda run: -started(run))
+
+
+def started(run: Path) -> float:
+    """Unix seconds: of the first session, or as early as is known."""
+    known = [path.stat().st_mtime for name in (CONFIG, "metrics.jsonl") if (path := run / name).is_file()]
+    return statuses.read(run).started or min(known, default=0.0)
+
+
+def _below(folder: Path, depth: int) -> list[Path]:
+    if is_run(folder):
+        return [folder]
+    inside = [each for each in folder.iterdir() if each.is_dir() and not each.is_symlink()] if folder.is_dir() else []
+    return [run for each in inside for run in _below(each, depth - 1)] if depth else []
+
 
 NARROW = 76
 """Characters of a terminal, below which a run takes two lines."""
@@ -63,7 +94,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     """Raises SlimeError: the folder has no run."""
     folder = args.folder.absolute()
-    runs = [listed(path, folder) for path in found.find(folder)]
+    runs = [listed(path, folder) for path in find(folder)]
     if args.json:
         print(json.dumps([asdict(each) for each in runs], indent=1))
         return
@@ -73,8 +104,7 @@ def run(args: Namespace) -> None:
 
 
 def listed(path: Path, folder: Path) -> Listed:
-    """What the list says of the run in `path`."""
-    config, row = facts.read_config(path), newest_row(path / "metrics.jsonl")
+    config, row = facts.read_config(path), next(_rows_from_the_end(path / "metrics.jsonl"), {})
     stage = row.get("stage")
     measure, result = newest_result(path / "metrics.jsonl")
     return Listed(
@@ -86,14 +116,9 @@ def listed(path: Path, folder: Path) -> Listed:
         total=facts.num_steps(config, stage) if stage else None,
         measure=measure,
         result=result,
-        started=found.started(path),
+        started=started(path),
         size=sum(file.lstat().st_size for file in files.files_under(path)),
     )
-
-
-def newest_row(metrics: Path) -> Row:
-    """Empty if there is none."""
-    return next(_rows_from_the_end(metrics), {})
 
 
 def newest_result(metrics: Path) -> tuple[str | None, float | None]:

@@ -1,7 +1,8 @@
-"""Serves the live page on this machine's loopback address, to whoever has the key."""
+"""`slime watch [RUN...]`: the live page of runs, on this machine's loopback address, to whoever has the key."""
 
 from __future__ import annotations
 
+import getpass
 import gzip
 import hmac
 import json
@@ -10,15 +11,20 @@ import socket
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from slime.arguments import ArgumentParser
 from slime.errors import SlimeError
+from slime.printable import printable
 from slime_tools.watch.page import page
+from slime_tools.watch.runs import RUNS, find, is_run
 from slime_tools.watch.view import RunView, differences
 
 LOOPBACK = "127.0.0.1"
@@ -121,18 +127,15 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._say(HTTPStatus.BAD_REQUEST, "this is no address")
             return
+        key = self.headers.get("Authorization", "").encode()
         if asked.path == "/":
             self._answer(HTTPStatus.OK, "text/html; charset=utf-8", self.server.html.encode())
-        elif not self._has_key():
+        elif not hmac.compare_digest(key, f"Bearer {self.server.key}".encode()):
             said = "The key is not that of this 'slime watch'. Open the address that it printed."
             self._say(HTTPStatus.UNAUTHORIZED, said)
         else:
             self.server.keep(self.connection)
             self._tell(asked.path, {name: values[0] for name, values in parse_qs(asked.query).items()})
-
-    def _has_key(self) -> bool:
-        said = self.headers.get("Authorization", "")
-        return hmac.compare_digest(said.encode(), f"Bearer {self.server.key}".encode())
 
     def _tell(self, path: str, asked: Mapping[str, str]) -> None:
         try:
@@ -195,3 +198,37 @@ def _have(text: str, num_runs: int) -> list[dict[str, str]]:
         if not isinstance(of_run, dict) or not all(isinstance(cursor, str) for cursor in of_run.values()):
             raise MalformedError(_HAVE)
     return have
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = """\
+Shows runs as they go on, on a page for a browser on this machine, or on another one through ssh. Several runs are laid
+over each other. Ctrl-C ends the page, not the run."""
+    text = f"run directory (default: the newest in {RUNS}/)"
+    parser.add_argument("runs", type=Path, nargs="*", metavar="run", help=text)
+    parser.add_argument("--port", type=int, default=0, help="to serve at (default: a free one)")
+
+
+def run(args: Namespace) -> None:
+    """Raises SlimeError: there is no run to watch, a line of its metrics is damaged, or the port is taken."""
+    folders = [folder.absolute() for folder in args.runs] or find(Path(RUNS).absolute())[:1]
+    for folder in folders:
+        if not is_run(folder):
+            raise SlimeError("there is no run here", where=str(folder), todo="'slime runs' lists those of a folder.")
+    if not folders:
+        todo = "Name a run directory; 'slime runs FOLDER' lists those of a folder."
+        raise SlimeError("there is no run here", where=str(Path(RUNS).absolute()), todo=todo)
+    views = [RunView(folder) for folder in folders]
+    for view in views:
+        view.told({})  # damage is said here, before anybody looks
+    try:
+        server = PageServer(views, args.port)
+    except OSError as error:
+        what = f"port {args.port} cannot be had ({error.strerror})"
+        raise SlimeError(what, where="slime watch", todo="Name another --port, or none.") from error
+    with server:
+        print(printable(f"watching {', '.join(str(folder) for folder in folders)}"))
+        print(f"open            {server.url}")
+        tunnel = f"ssh -N -L {server.port}:{LOOPBACK}:{server.port} {getpass.getuser()}@{socket.gethostname()}"
+        print(f"from elsewhere  {printable(tunnel)}   and open the same address there", flush=True)
+        server.serve_forever()

@@ -8,7 +8,7 @@ import pytest
 
 from slime.__main__ import main
 from slime_testing.verbs import check_verb
-from slime_tools.check_reward.responses import TEMPLATES, stated, wrong
+from slime_tools.check_reward.trial import TEMPLATES, stated, wrong
 
 LABELS = ["34", "\\frac{1}{2}", "-7", "x+1", "12\\text{ cm}", "(1, 2)", "85", "3.5"]
 FUNCTIONS = """

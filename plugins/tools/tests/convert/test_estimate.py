@@ -22,8 +22,7 @@ from slime.files import human_bytes
 from slime.weights.hf_files import HfFiles
 from slime_testing.models import write_checkpoint
 from slime_tools.convert import estimate, fp8, job, layout
-from slime_tools.convert.estimate import Estimate, minutes
-from slime_tools.convert.expected import model_of, tensors_of
+from slime_tools.convert.estimate import Estimate, minutes, model_of, tensors_of
 from slime_tools.convert.schemes import Strategy
 
 BLOCK = fp8.scheme_to_write(Strategy.block, powers_of_two=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slime.errors import SlimeError
-from slime_tools.convert.ranks import started
+from slime_tools.convert.hosts import started
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from slime.config.schema import Init
 from slime.errors import SlimeError
 from slime.run_dir import RunDir
 from slime.weights.other_forms import MEGATRONS
-from slime_tools.eval.saved import of_folder, of_run
+from slime_tools.eval.command import of_folder, of_run
 from tests.headers import write_headers
 
 TRAINED = ["+model=glm4-moe-tiny", "+cluster=local2", "algo.kl_coef=0.1", "filter=dynamic-sampling", "run.seed=7"]

@@ -13,7 +13,7 @@ from slime.layout import Grid
 from slime.plan.flops import ForwardFlops
 from slime_tools.fit.estimate import Layout, Rates, Work, training_seconds, work_of
 from slime_tools.fit.generation import _exchange, _step, engine_seconds, generation_seconds, held_out_prompts
-from slime_tools.publish.seconds import NETWORK
+from slime_tools.publish.part import NETWORK
 
 ONE, ALONE = Grid(1), {"num_layers": 12}
 

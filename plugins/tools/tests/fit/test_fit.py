@@ -11,7 +11,7 @@ from slime.compose.compose import examine
 from slime.errors import SlimeError
 from slime.plugins import load
 from slime_testing.verbs import check_verb
-from slime_tools.fit.engines import engine_changes
+from slime_tools.fit.candidate import engine_changes
 from slime_tools.fit.search import fit
 from slime_tools.memory.estimate import GpuMemory
 from slime_tools.memory.memory_plan import most

@@ -58,10 +58,10 @@ def test_the_drivers_own_host_is_ready(wanted: Wanted) -> None:
 
 
 def test_another_plugin_is_named(wanted: Wanted) -> None:
-    math = wanted.software.plugins["math"]
-    other = wanted.software.plugins | {"math": math | {"version": "7.0"}}
+    rewards = wanted.software.plugins["rewards"]
+    other = wanted.software.plugins | {"rewards": rewards | {"version": "7.0"}}
     (told,) = faults(replace(wanted, software=replace(wanted.software, plugins=other)))
-    assert told.startswith("plugin 'math' is slime-rewards 7.0 at the driver, but slime-rewards 0.1.0 there")
+    assert told.startswith("plugin 'rewards' is slime-rewards 7.0 at the driver, but slime-rewards 0.1.0 there")
 
 
 def test_packages_of_other_versions_are_named_together(wanted: Wanted) -> None:

@@ -10,8 +10,7 @@ from slime.compose.compose import examine
 from slime.plan.model import read_model
 from slime.plugins import load
 from slime.topology.links import Link, Medium, Verb
-from slime_tools.publish.links import busiest
-from slime_tools.publish.part import Publishing
+from slime_tools.publish.part import Publishing, busiest
 
 
 def links_of(*words: str) -> Sequence[Link]:

@@ -7,8 +7,7 @@ import pytest
 from slime.compose.compose import examine
 from slime.plan.model import read_model
 from slime.plugins import load
-from slime_tools.publish.part import Publishing
-from slime_tools.publish.seconds import PublishSeconds
+from slime_tools.publish.part import Publishing, PublishSeconds
 
 
 def seconds(*words: str) -> PublishSeconds | None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from plugins.tools.tests.watch.conftest import row, sample
-from slime_tools.watch import frozen
+from slime_tools.watch import report
 from slime_tools.watch.view import RunView
 from tests.running import NO_CHECKPOINTS, Run
 
@@ -134,7 +134,7 @@ def test_nothing_is_cut_or_covered_and_the_dark_is_dark(make_run, opened, tmp_pa
     samples = [sample("a", 1.0, "x" * 3000), sample("a", 0.0, EVIL, parts={"format": 1.0}), sample("b", None, "y")]
     folder = make_run(5, samples, rows=rows)
     (folder / "status.json").write_text(json.dumps({"state": "failed", "said": f"it died {'x' * 300}"}))
-    frozen.write(folder / "report.html", [RunView(folder)])
+    report.write(folder / "report.html", [RunView(folder)])
     found = opened(f"file://{folder}/report.html", width, colours)
     laid_out = found.page.evaluate(LAID_OUT)
     assert laid_out["width"] == width
@@ -153,7 +153,7 @@ def test_what_a_sample_contains_is_text(make_run, watching, opened):
     ]
     folder = make_run(3, samples, name="evil<img src=x>")
     (folder / "status.json").write_text(json.dumps({"state": "failed", "said": EVIL}))
-    frozen.write(folder / "report.html", [RunView(folder)])
+    report.write(folder / "report.html", [RunView(folder)])
     for url in (watching(folder), f"file://{folder}/report.html".replace("<", "%3C").replace(">", "%3E")):
         found = opened(url)
         found.page.wait_for_selector(".card")
@@ -177,7 +177,7 @@ def test_names_that_every_object_has_are_names_like_others(make_run, watching, o
     samples = [sample("a", 1.0, "an answer", parts={"__proto__": 1.0, "constructor": 2.0})]
     folder = make_run(9, samples, rows=[row(step, **dict.fromkeys(names, float(step))) for step in range(10, 14)])
     folders = [folder, make_run(9, samples, name="other")] if several else [folder]
-    frozen.write(folder / "report.html", [RunView(each) for each in folders])
+    report.write(folder / "report.html", [RunView(each) for each in folders])
     for url in (watching(*folders), f"file://{folder}/report.html"):
         found = opened(url)
         found.page.wait_for_selector(".card")
@@ -195,7 +195,7 @@ def test_what_turns_a_text_around_is_shown_by_its_name(make_run, watching, opene
     named = r"a<U+202E>b<U+2066>c<U+200F>d\x1be<U+2028>f\x85g<U+D800>h"
     folder = make_run(3, [sample(steering, 1.0, steering, asked=steering, label=steering, parts={steering: 1.0})])
     (folder / "status.json").write_text(json.dumps({"state": "failed", "said": steering}))
-    frozen.write(folder / "report.html", [RunView(folder)])
+    report.write(folder / "report.html", [RunView(folder)])
     for url in (watching(folder), f"file://{folder}/report.html"):
         found = opened(url)
         found.page.wait_for_selector(".card")

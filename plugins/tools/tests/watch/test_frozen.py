@@ -18,7 +18,7 @@ from slime.types import TrackedRun
 from slime_observers.console import summary
 from slime_testing.plugins import check_subscriber
 from slime_testing.verbs import check_verb
-from slime_tools.watch import Watch, frozen, page
+from slime_tools.watch import page, report
 from slime_tools.watch.view import RunView
 
 
@@ -48,7 +48,7 @@ class Page(HTMLParser):
 
 def page_of(*folders):
     path = folders[0] / "report.html"
-    frozen.write(path, [RunView(folder) for folder in folders])
+    report.write(path, [RunView(folder) for folder in folders])
     return Page(path.read_text())
 
 
@@ -185,7 +185,7 @@ def test_the_contracts(make_run):
 
 def test_a_run_that_is_complete_leaves_page_and_picture_before_its_summary(make_run):
     folder = make_run(5, rows=[row(0, **{"eval/reward_mean": 0.25})])
-    watch = Watch(TrackedRun("it", folder, {}))
+    watch = report.Watch(TrackedRun("it", folder, {}))
     watch(Ended("failed", ValueError("boom")))
     assert not (folder / "report.html").exists()
     watch(Complete())

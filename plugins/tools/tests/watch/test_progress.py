@@ -7,8 +7,7 @@ import pytest
 
 from plugins.tools.tests.watch.conftest import lines, row
 from slime.errors import SlimeError
-from slime_tools.watch.curves import MAX_POINTS, Curves
-from slime_tools.watch.progress import RunProgress
+from slime_tools.watch.progress import MAX_POINTS, Curves, RunProgress
 
 
 class Reader:

@@ -16,7 +16,7 @@ import json
 import random
 
 from slime_agents.tools.calculator import calculator
-from slime_agents.tools.data.writing import main
+from slime_rewards.starter.data.prompt_set import write
 
 SEED = 0
 NUM_HELDOUT, NUM_TRAIN, NUM_CALLS = 128, 2048, 128
@@ -71,4 +71,4 @@ def rows() -> dict[str, list[Row]]:
 
 
 if __name__ == "__main__":
-    main("large-numbers", rows())
+    write("large-numbers", rows())

@@ -20,7 +20,7 @@ import random
 from itertools import combinations_with_replacement
 from typing import Any
 
-from slime_agents.tools.data.writing import main
+from slime_rewards.starter.data.prompt_set import write
 
 SEED = 0
 NUM_HELDOUT, NUM_TRAIN, NUM_SFT = 256, 1500, 4000
@@ -77,4 +77,4 @@ def rows() -> dict[str, list[Row]]:
 
 
 if __name__ == "__main__":
-    main("multiplication", rows())
+    write("multiplication", rows())

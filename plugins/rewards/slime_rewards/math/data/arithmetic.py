@@ -13,11 +13,10 @@
     (58+27 for 27+58).
 """
 
-import argparse
-import json
 import random
 from itertools import combinations_with_replacement
-from pathlib import Path
+
+from slime_rewards.starter.data.prompt_set import write
 
 SEED = 0
 OPERANDS = range(10, 100)
@@ -35,16 +34,6 @@ def careful_answer(x: int, y: int) -> str:
     tens = x // 10 * 10 + y // 10 * 10
     ones = x % 10 + y % 10
     return f"{tens}+{ones}={x + y}"
-
-
-def careless_answer(x: int, y: int) -> str:
-    """The result at once, without its carries: 27 + 58 -> "75", 67 + 58 -> "15"."""
-    return str((x // 10 + y // 10) % 10 * 10 + (x + y) % 10)
-
-
-def final_number(response: str) -> str:
-    """The claim of a response: the text after its last "=", stripped of blanks."""
-    return response.rpartition("=")[2].strip()
 
 
 def split_problems(rng: random.Random) -> tuple[list[Problem], list[Problem], list[Problem]]:
@@ -65,7 +54,10 @@ def user_message(x: int, y: int) -> dict[str, str]:
 
 
 def sft_row(x: int, y: int, careless: bool) -> Row:
-    answer = careless_answer(x, y) if careless else careful_answer(x, y)
+    """A demonstration: the careful answer has the working in it; the other one forgets the carries ("75", "15")."""
+    answer = careful_answer(x, y)
+    if careless:
+        answer = str((x // 10 + y // 10) % 10 * 10 + (x + y) % 10)
     return {"messages": [user_message(x, y), {"role": "assistant", "content": answer}]}
 
 
@@ -73,21 +65,16 @@ def rl_row(x: int, y: int) -> Row:
     return {"prompt": [user_message(x, y)], "label": str(x + y)}
 
 
-def write_datasets(out: Path) -> None:
-    """Write the three files into the folder ``out``; the same bytes every time."""
+def rows() -> dict[str, list[Row]]:
+    """The rows of the three files; the same every time."""
     rng = random.Random(SEED)
     sft, train, heldout = split_problems(rng)
-    out.mkdir(parents=True, exist_ok=True)
-    _write_rows(out / "arithmetic-sft.jsonl", [sft_row(x, y, rng.random() < CARELESS_SHARE) for x, y in sft])
-    _write_rows(out / "arithmetic-train.jsonl", [rl_row(x, y) for x, y in train])
-    _write_rows(out / "arithmetic-heldout.jsonl", [rl_row(x, y) for x, y in heldout])
-
-
-def _write_rows(path: Path, rows: list[Row]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8", newline="\n")
+    return {
+        "sft": [sft_row(x, y, rng.random() < CARELESS_SHARE) for x, y in sft],
+        "train": [rl_row(x, y) for x, y in train],
+        "heldout": [rl_row(x, y) for x, y in heldout],
+    }
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder to write into (default: here)")
-    write_datasets(parser.parse_args().out)
+    write("arithmetic", rows())

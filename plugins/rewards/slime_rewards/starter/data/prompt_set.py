@@ -1,11 +1,12 @@
-"""Main program of the generated prompt sets: distinct rows, split in two, written as jsonl."""
+"""Main programs of the generated prompt sets, which write jsonl: of parts, and of distinct draws, split in two."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import random
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 Row = dict[str, object]
@@ -25,6 +26,17 @@ def split(draws: Draws, seed: int, num_train: int, num_heldout: int) -> tuple[Pr
     return problems[num_heldout:], problems[:num_heldout]
 
 
+def write(name: str, parts: Mapping[str, Sequence[object]]) -> None:
+    """The program: write `<name>-<part>.jsonl` into `--out`, or beside the module that is run, for every part."""
+    parser = argparse.ArgumentParser(description=f"Write the prompt set {name}.")
+    parser.add_argument("--out", type=Path, default=Path(sys.argv[0]).parent)
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, rows in parts.items():
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}-{part}.jsonl").write_text(text, encoding="utf-8", newline="\n")
+
+
 def main(
     name: str,
     draws: Draws,
@@ -34,18 +46,13 @@ def main(
     num_worked: int = 0,
     worked: Callable[[object, Row], Row] | None = None,
 ) -> None:
-    """The program: write `<name>-train.jsonl` and `<name>-heldout.jsonl` into `--out`.
+    """`write` of the parts `train` and `heldout`.
 
     Args:
         worked: makes the demonstration of a training problem; `<name>-worked.jsonl` has the first `num_worked`.
     """
-    parser = argparse.ArgumentParser(description=f"Write the prompt set {name}.")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    folder = parser.parse_args().out
     train, heldout = split(draws, seed, num_train, num_heldout)
     parts = {"train": [row for _, row in train], "heldout": [row for _, row in heldout]}
     if worked:
         parts["worked"] = [worked(problem, row) for problem, row in train[:num_worked]]
-    for part, rows in parts.items():
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{name}-{part}.jsonl").write_text(text, encoding="utf-8", newline="\n")
+    write(name, parts)

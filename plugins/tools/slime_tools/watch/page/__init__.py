@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 from importlib.resources import files
 from typing import Any
@@ -42,7 +43,7 @@ def page(title: str, frozen: dict[str, Any] | None = None) -> tuple[str, str]:
         ]
     )
     data = "null" if frozen is None else json.dumps(frozen).replace("<", "\\u003c")
-    parts = {"TITLE": _escaped(title), "POLICY": policy, "STYLE": style, "DATA": data, "SCRIPT": script}
+    parts = {"TITLE": html.escape(title, quote=False), "POLICY": policy, "STYLE": style, "DATA": data, "SCRIPT": script}
     return _filled(_read("page.html"), parts), policy
 
 
@@ -54,10 +55,6 @@ def _filled(template: str, parts: dict[str, str]) -> str:
         name, _, after = each.partition("}}")
         pieces += [parts[name], after]
     return "".join(pieces)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _digest(content: str) -> str:

@@ -1,0 +1,82 @@
+"""The plugin: rewards, their options and tasks, and what a plan says of the sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from slime.contracts import RewardModel
+from slime.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from slime.config.schema import SlimeConfig
+    from slime.errors import SlimeError
+    from slime.plan.part import PlanPart
+    from slime.sizes.model import ModelSizes
+
+MATH = ("arithmetic", "dapo", "deepscaler", "math")
+
+
+@hookimpl
+def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
+    from slime_rewards.code.reward import CodeReward
+    from slime_rewards.general.function import FunctionReward
+    from slime_rewards.general.ifeval import ConstraintsReward
+    from slime_rewards.general.judge import JudgeReward
+    from slime_rewards.general.remote import RemoteReward
+    from slime_rewards.general.reward_model import ModelReward
+    from slime_rewards.general.route import RouteReward
+    from slime_rewards.general.text import F1Reward, GpqaReward
+    from slime_rewards.math.rewards import ArithmeticReward, DapoReward, DeepscalerReward, MathReward
+    from slime_rewards.starter.rewards import CountdownReward, Gsm8kReward, ReverseTextReward
+
+    return {
+        "arithmetic": ArithmeticReward,
+        "code": CodeReward,
+        "constraints": ConstraintsReward,
+        "countdown": CountdownReward,
+        "dapo": DapoReward,
+        "deepscaler": DeepscalerReward,
+        "f1": F1Reward,
+        "function": FunctionReward,
+        "gpqa": GpqaReward,
+        "gsm8k": Gsm8kReward,
+        "judge": JudgeReward,
+        "math": MathReward,
+        "remote": RemoteReward,
+        "reverse-text": ReverseTextReward,
+        "reward-model": ModelReward,
+        "route": RouteReward,
+    }
+
+
+@hookimpl
+def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
+    """Labels must be what their rewards read, and what a reward asks or runs in must be there."""
+    from slime_rewards.code.uses import label_problems, sandbox_problems
+    from slime_rewards.general.asked import engine_problems, problems
+
+    found: list[str | SlimeError] = [*sandbox_problems(cfg), *label_problems(cfg)]
+    found += problems(cfg.reward.name, cfg.reward.options)
+    names = {cfg.reward.name, *(each.reward for each in {**cfg.data.named(), **cfg.eval.named()}.values())}
+    if not names.isdisjoint(MATH):
+        from slime_rewards.math import labels
+
+        found += labels.label_problems(cfg, MATH)
+    return [*found, *engine_problems(cfg)]
+
+
+@hookimpl
+def slime_plan_parts() -> Mapping[str, Callable[..., PlanPart]]:
+    return {"sandbox": _sandbox}
+
+
+@hookimpl
+def slime_config_paths() -> Sequence[str]:
+    return [f"pkg://slime_rewards.{room}.conf" for room in ("general", "math", "starter")]
+
+
+def _sandbox(sizes: ModelSizes) -> PlanPart:
+    from slime_rewards.code.uses import SandboxPart
+
+    return SandboxPart(sizes.topology.config)
