@@ -70,18 +70,8 @@ class SharedKeys:
     split: Split | None = None
 
 
-def dsa(config: SparseLatentConfig, vp_stage: int | None) -> ModuleSpec:
-    """Sparse latent attention for the decoder layers of this pipeline stage.
-
-    Raises:
-        SlimeError: the stage starts on a layer that reuses the keys of a layer in another stage.
-    """
-    _check_stage(config, vp_stage)
-    return sparse_latent_attention()
-
-
 def sparse_latent_attention() -> ModuleSpec:
-    """Without a look at the stage: for a multi-token prediction layer, which chooses its keys itself."""
+    """Sparse latent attention, of a decoder layer (`check_stage`) or a prediction layer."""
     submodules = MLASelfAttentionSubmodules(
         linear_q_proj=ColumnParallelLinear,
         linear_q_down_proj=ColumnParallelLinear,
@@ -97,7 +87,8 @@ def sparse_latent_attention() -> ModuleSpec:
     return ModuleSpec(module=SparseLatentAttention, params=params, submodules=submodules)
 
 
-def _check_stage(config: SparseLatentConfig, vp_stage: int | None) -> None:
+def check_stage(config: SparseLatentConfig, vp_stage: int | None) -> None:
+    """Raises SlimeError: a pipeline stage starts on a layer that reuses the keys of a layer in another stage."""
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     if get_num_layers_to_build(config, vp_stage=vp_stage) and not config.dsa_indexer_layers[first]:
         raise SlimeError(
