@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from slime.objective import Objective
 from slime.types import Sample
 
 if TYPE_CHECKING:
     import numpy as np
 
-
 PENALTIES = "penalties"
 """Column of what is taken from the reward of each token before a critic learns of it, if anything
 (`slime.algo.stages.PenalisesRewards`)."""
+VALUES, RETURNS = "values", "returns"
+"""Columns of a critic: what it expects of a token's return, and what that turned out to be."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class Attempt:
     """What an estimator knows of a sample.
 
     Attributes:
-        reward: what it is trained on: that of `sample`, less what the objective takes from it
-            (`slime.algo.stages.PenalisesRewards`) where no critic learns.
+        reward: of `sample`, less what the objective takes from it (`slime.algo.stages.PenalisesRewards`) where no
+            critic learns.
         num_loss_tokens: of all its segments; at least 1.
         sample: to be read, never changed: its prompt with the metadata of the row, the verdict with parts of the
             reward, tokens and the weights that sampled them.
@@ -58,14 +60,21 @@ class Estimator(Protocol):
 class CriticEstimator(Estimator, Protocol):
     """An estimator that compares with what a critic expected (`algo.critic`), a second model that the trainers hold.
 
-    What its `advantages` gives are the rewards of tokens. Once the critic has scored the tokens, on the ranks, it takes
-    `PENALTIES` from them and puts advantages in their place. `slime_algorithms.ppo.estimator` has one that leaves
-    nothing but formulas to write.
+    What its `advantages` gives are the rewards of tokens. Once the critic has scored the tokens, on the ranks,
+    `PENALTIES` are taken from them, and advantages take their place. Shape letter: n loss tokens of one sequence.
+
+    Attributes:
+        critic: what the critic learns: a loss of its values, with the columns `VALUES` and `RETURNS`.
+        whitens: advantages get mean 0 and deviation 1 over the loss tokens of the step. Returns are made before.
     """
 
-    def make_critic(self, trainer: Any) -> Any:
-        """A `slime_megatron.train.critic.Critic`.
+    @property
+    def critic(self) -> Objective: ...
+    @property
+    def whitens(self) -> bool: ...
 
-        Args:
-            trainer: this rank's `slime_megatron.train.trainer.Trainer`.
-        """
+    def from_values(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """[n] advantages, of rewards and values [n] float64."""
+
+    def targets(self, rewards: np.ndarray, values: np.ndarray, advantages: np.ndarray) -> np.ndarray:
+        """[n] returns, which the critic learns."""

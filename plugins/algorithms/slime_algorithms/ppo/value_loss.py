@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slime.estimator import RETURNS, VALUES
 from slime.objective import Column, LossInputs, LossTerms, Metrics, Source, TrainsOn
-from slime_algorithms.ppo.estimator import RETURNS, VALUES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -150,9 +150,9 @@ class Trainer(Exports):
             critic.begin(self.model.modules, stage)
 
     def _make_critic(self, estimator: CriticEstimator) -> Critic:
-        critic: Critic = estimator.make_critic(self)
-        self.critic, self._offloads = critic, [self._offload, critic.offload]
-        return critic
+        self.critic = Critic(estimator, self.cfg, self.bridge, self.hf, self.device)
+        self._offloads = [self._offload, self.critic.offload]
+        return self.critic
 
     def penalties(self, batches: Sequence[Batch], stage: str) -> dict[int, float]:
         """What the stage's objective takes from rewards where no critic learns of them, under the weights before a
