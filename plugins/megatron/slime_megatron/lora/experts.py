@@ -14,12 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.transformer.moe.experts import GroupedMLP, SequentialMLP
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from slime_megatron.lora.layers import KINDS, Lora
 from slime_megatron.mixture_of_experts.grouped import GroupedExperts, Groups, multiplied, product, weight_gradient
-from slime_megatron.train.model.linear import whole_weight
+from slime_megatron.train.model.linear import sharded, whole_weight
 
 _LINEARS = {"linear_fc1": "weight1", "linear_fc2": "weight2"}
 """Layers of an expert, and the parameters that are theirs of all experts."""
@@ -74,11 +73,7 @@ class _Expert(nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        assert metadata is not None, "Megatron-core passes the data-parallel group in metadata"
-        groups = {"tp_group": self._tp_group, "dp_cp_group": metadata["dp_cp_group"]}
-        state = self.state_dict(keep_vars=True)
-        sharded: dict[str, Any] = make_sharded_tensors_for_checkpoint(state, prefix, {}, sharded_offsets, **groups)
-        return sharded
+        return sharded(self.state_dict(keep_vars=True), self._tp_group, prefix, sharded_offsets, metadata)
 
 
 class LoraGroupedExperts(GroupedExperts):

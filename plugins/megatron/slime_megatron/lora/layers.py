@@ -31,11 +31,10 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn import Parameter, ParameterDict
 
-from slime_megatron.train.model.linear import ReplicatedLinear, whole_weight
+from slime_megatron.train.model.linear import ReplicatedLinear, sharded, whole_weight
 
 
 @dataclass(frozen=True)
@@ -165,16 +164,14 @@ class Divided(Lora):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """As that of the layer, with the adapters' parts as they are divided."""
-        assert metadata is not None, "Megatron-core passes the data-parallel group in metadata"
-        sharded: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
         axes = {f"{side}.{name}": axis for side, axis in self.shard_axes().items() for name in self.lora_A}
         tensors = {name: self.get_parameter(name) for name in axes}
-        groups = {"tp_group": self.tp_group, "dp_cp_group": metadata["dp_cp_group"]}
-        sharded |= make_sharded_tensors_for_checkpoint(tensors, prefix, axes, sharded_offsets, **groups)
+        state |= sharded(tensors, self.tp_group, prefix, sharded_offsets, metadata, axes)
         if self.lora_halves:
             for name in (f"{prefix}lora_B.{name}" for name in self.lora_B):
-                sharded[name] = apply_swiglu_sharded_factory(sharded[name], sharded_offsets)
-        return sharded
+                state[name] = apply_swiglu_sharded_factory(state[name], sharded_offsets)
+        return state
 
 
 class LoraColumnParallelLinear(Divided, ColumnParallelLinear):  # type: ignore[misc]

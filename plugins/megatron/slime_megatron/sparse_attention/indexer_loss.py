@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from slime_megatron.sparse_attention.indexer import IndexQueries
-from slime_megatron.sparse_attention.sparse_attention import blocks, gather, probabilities
+from slime_megatron.sparse_attention.plain import blocks, gather, probabilities
 
 
 class AttentionTarget:

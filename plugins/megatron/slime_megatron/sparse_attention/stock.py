@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime_megatron.sparse_attention.sparse_attention import PlainSparseAttention
+from slime_megatron.sparse_attention.plain import PlainSparseAttention
 
 log = logging.getLogger(__name__)
 
