@@ -12,9 +12,7 @@ from slime.estimator import Attempt
 class NoReward:
     """Every advantage is 0, so rewards teach nothing: they are only measured."""
 
-    @property
-    def min_samples(self) -> int:
-        return 1
+    min_samples = 1
 
     def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float]]:
         return [[0.0 for _ in group] for group in groups]

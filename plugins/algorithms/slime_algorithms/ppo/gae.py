@@ -63,9 +63,7 @@ class Gae:
 
         return {"value_clip": ONE_STEP} if train.optimizer_steps == 1 else {}
 
-    @property
-    def min_samples(self) -> int:
-        return 1
+    min_samples = 1
 
     @property
     def critic(self) -> Objective:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,9 @@ class ValueLoss:
 
     value_clip: float | None = None
 
-    @property
-    def trains_on(self) -> TrainsOn:
-        return TrainsOn.rollouts
+    trains_on = TrainsOn.rollouts
 
-    @property
-    def needs(self) -> Sequence[Column]:
-        return Column(VALUES, Source.critic), Column(RETURNS, Source.critic)
+    needs = Column(VALUES, Source.critic), Column(RETURNS, Source.critic)
 
     def metrics(self, columns: Collection[str]) -> Metrics:
         return Metrics(("loss",), ("clip_fraction", "value_mean", "return_mean"))

@@ -42,17 +42,11 @@ class RewardModel:
         if self.center < 0:
             raise ValueError(f"center must be 0 or more, got {self.center:g}")
 
-    @property
-    def trains_on(self) -> TrainsOn:
-        return TrainsOn.pairs
+    trains_on = TrainsOn.pairs
 
-    @property
-    def needs(self) -> Sequence[Column]:
-        return Column(PREFERENCE), Column(IS_LAST)
+    needs = Column(PREFERENCE), Column(IS_LAST)
 
-    @property
-    def makes(self) -> Collection[str]:
-        return (IS_LAST,)
+    makes = (IS_LAST,)
 
     def make_columns(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
         return [sample.with_columns(**{IS_LAST: _last(sample)}) for sample in samples]

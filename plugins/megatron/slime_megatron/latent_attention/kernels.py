@@ -74,8 +74,8 @@ def _dense(heads: Tensor) -> Tensor:
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool) -> Tensor:
     """[t, h, n + r] with the last r of each head turned."""
     out = heads.new_empty(heads.shape)
-    how = {"inverse": inverse, "offset": heads.size(2) - 2 * cos.size(1), "block_heads": _BLOCK_HEADS}
-    turn(_dense(heads)[:, None], out[:, None], cos, sin, True, **how)
+    begin, source = heads.size(2) - 2 * cos.size(1), _dense(heads)[:, None]
+    turn(source, out[:, None], cos, sin, True, inverse=inverse, offset=begin, block_heads=_BLOCK_HEADS)
     return out
 
 

@@ -9,6 +9,7 @@ Shape letters: r rows, g experts of this rank, k input and n output of a matrix,
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.moe.experts import GroupedMLP, SequentialMLP
 from torch import Tensor, nn
 
-from slime_megatron.lora.layers import KINDS, Lora
+from slime_megatron.lora.layers import KINDS, Learn, Lora
 from slime_megatron.mixture_of_experts.grouped import GroupedExperts, Groups, multiplied, product, weight_gradient
 from slime_megatron.train.model.linear import sharded, whole_weight
 
@@ -114,8 +115,15 @@ def adapted(rows: Tensor, matrices: Sequence[LoraExpertMatrix], groups: Groups) 
     more = -down.size(2) % _ALIGNED
     down, up = F.pad(down, (0, more)), F.pad(up, (0, 0, 0, more))
     low = product(rows.detach(), down, down.shape, groups, fused=False) * matrices[0].lora_scale
-    result: Tensor = _Learn.apply(output, low, up, groups)  # type: ignore[no-untyped-call]
+    of_factors = partial(_of_factors, groups=groups)
+    result: Tensor = Learn.apply(output, low, up, of_factors)  # type: ignore[no-untyped-call]
     return result
+
+
+def _of_factors(gradient: Tensor, low: Tensor, up: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """See `Learn`, of [r, n], [r, l] and [g, l, n]."""
+    gradient = gradient.contiguous()
+    return multiplied(gradient, up.transpose(1, 2), groups), weight_gradient(low, gradient, groups)
 
 
 class _Merged(torch.autograd.Function):
@@ -140,21 +148,3 @@ def _merged(matrices: Sequence[LoraExpertMatrix]) -> Tensor:
     for into, matrix in zip(found, matrices, strict=True):
         into.copy_(whole_weight(matrix))
     return found
-
-
-class _Learn(torch.autograd.Function):
-    """Its first argument, and the gradients that the others would have if their product were added to it."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, low: Tensor, up: Tensor, groups: Groups) -> Tensor:
-        """[r, n], [r, l], [g, l, n] -> the first."""
-        ctx.save_for_backward(low, up)
-        ctx.groups = groups
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        low, up = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        of_low = multiplied(gradient, up.transpose(1, 2), ctx.groups)
-        return gradient, of_low, weight_gradient(low, gradient, ctx.groups), None

@@ -13,7 +13,7 @@ input) sees this rank's tokens alone, and carries the mark by which Megatron-cor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -56,19 +56,24 @@ class Part:
     halves: bool
 
 
-class _Learn(torch.autograd.Function):
-    """Its first argument, and the gradients that the others would have if their product were added to it."""
+class Learn(torch.autograd.Function):
+    """Its first argument, and the gradients that the two factors would have if their product were added to it:
+    `of_factors`, of the gradient and the factors."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, low: Tensor, up: Tensor) -> Tensor:
-        """[s, ..., output], [s, ..., r], [output, r] -> the first."""
+    def forward(ctx: Any, output: Tensor, low: Tensor, up: Tensor, of_factors: Callable[..., Any]) -> Tensor:
         ctx.save_for_backward(low, up)
+        ctx.of_factors = of_factors
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        low, up = ctx.saved_tensors
-        return gradient, gradient @ up, gradient.flatten(0, -2).t() @ low.flatten(0, -2)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, *ctx.of_factors(gradient, *ctx.saved_tensors), None
+
+
+def _of_factors(gradient: Tensor, low: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Learn`, of [s, ..., output], [s, ..., r] and [output, r]."""
+    return gradient @ up, gradient.flatten(0, -2).t() @ low.flatten(0, -2)
 
 
 class Lora(torch.nn.Module):
@@ -149,7 +154,7 @@ class Lora(torch.nn.Module):
         """
         if self.lora_beside:
             return output + F.linear(low * self.lora_scale, self.up())
-        result: Tensor = _Learn.apply(output, low * self.lora_scale, self.up())  # type: ignore[no-untyped-call]
+        result: Tensor = Learn.apply(output, low * self.lora_scale, self.up(), _of_factors)  # type: ignore[no-untyped-call]
         return result
 
     def shard_axes(self) -> dict[str, int]:
@@ -159,6 +164,8 @@ class Lora(torch.nn.Module):
 
 class Divided(Lora):
     """Of layers that Megatron-core divides over tensor-parallel ranks."""
+
+    tp_group: Any
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None

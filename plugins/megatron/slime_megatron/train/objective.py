@@ -140,7 +140,8 @@ def _require_declared(objective: Objective, terms: LossTerms, metrics: Metrics) 
 def with_extra_losses(
     loss: LossFunction, extra_losses: Sequence[tuple[ExtraLoss, float]], packed: Sequence[PackedSequences]
 ) -> LossFunction:
-    """`loss`, and the extra ones, each of one of the rows of scores behind the objective's.
+    """`loss`, and the extra ones, each of a row of scores behind the objective's, and a mean under its own name; `loss`
+    among the means stays the objective's.
 
     Args:
         extra_losses: with their weights.
@@ -150,17 +151,8 @@ def with_extra_losses(
     def both(scores: Tensor, number: int) -> LossTerms:
         terms = loss(scores, number)
         for row, (extra, scale) in zip(scores[len(scores) - len(extra_losses) :], extra_losses, strict=True):
-            terms = with_extra_loss(terms, extra.name, extra.of(row, packed[number]), scale)
+            of_row = extra.of(row, packed[number])
+            terms = replace(terms, loss=terms.loss + scale * of_row, means={**terms.means, extra.name: of_row})
         return terms
 
     return both
-
-
-def with_extra_loss(terms: LossTerms, name: str, loss: Tensor, scale: float) -> LossTerms:
-    """With the loss of another part of the model, a scalar, under its own name.
-
-    Args:
-        scale: the loss's weight; `loss` among the means stays the objective's own.
-    """
-    means = {**terms.means, name: loss}
-    return replace(terms, loss=terms.loss + scale * loss, means=means)

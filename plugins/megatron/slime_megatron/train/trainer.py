@@ -344,7 +344,7 @@ class Trainer(Exports):
         if self.model.adapters:
             self.init_weights()
         for stage in run_stages(self.cfg):
-            if stage.estimator and checkpoint.has_critic(path):
+            if stage.estimator and checkpoint.read_facts(path).get("critic"):
                 self._make_critic(stage.estimator)
         with cpu_stands_in_for_cuda():
             self.reference = checkpoint.load(path, self.model, self.optimizer, self.critic)
