@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.algo.grpo import Grpo
+from slime.estimator import Attempt
 from slime.objective import Column, LossInputs, LossTerms, Metrics, Source
 from slime.types import ADVANTAGES, TrainSample
 
@@ -135,3 +136,13 @@ class Opd(Grpo):
         judged = {**columns, ADVANTAGES: columns[ADVANTAGES] - self.teacher_coef * gap}
         terms = super().loss(scores, dataclasses.replace(inputs, columns=judged))
         return dataclasses.replace(terms, token_sums={**terms.token_sums, "teacher_kl": inputs.count(gap)})
+
+
+@dataclass(frozen=True)
+class NoReward:
+    """Every advantage is 0, so rewards teach nothing: they are only measured."""
+
+    min_samples = 1
+
+    def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float]]:
+        return [[0.0 for _ in group] for group in groups]

@@ -146,12 +146,7 @@ class Lora(torch.nn.Module):
         return F.linear(input_ if self.lora_beside else input_.detach(), self.down())
 
     def learning(self, output: Tensor, low: Tensor) -> Tensor:
-        """The layer's output, from which A and B learn.
-
-        Args:
-            output: of the sum, or of W alone.
-            low: A x.
-        """
+        """The layer's output, from which A and B learn, of that of the sum, or of W alone, and of `low`, A x."""
         if self.lora_beside:
             return output + F.linear(low * self.lora_scale, self.up())
         result: Tensor = Learn.apply(output, low * self.lora_scale, self.up(), _of_factors)  # type: ignore[no-untyped-call]
@@ -238,12 +233,7 @@ def _adapted_class(layer: type) -> type:
 
 
 def adapt(layer: Any, parts: Sequence[Part], scale: float, *, beside: bool) -> None:
-    """Give a layer adapters; B is zero at first.
-
-    Args:
-        layer: of one of the classes of `KINDS`, or of a class made of one.
-        beside: see `Lora`.
-    """
+    """Give a layer of one of the classes of `KINDS`, or of a class made of one, adapters; B is zero at first."""
     plain: type = type(layer)
     layer.__class__ = _adapted_class(plain)
     parts = sorted(parts, key=lambda part: part.name)  # as `ParameterDict` keeps them

@@ -1,7 +1,8 @@
 """The trainer's part of a checkpoint: Megatron-core's torch_dist format, re-shardable into any parallel layout.
 
 The folder is staged, synced, checked for truncation and published by `slime.checkpoints`; this module only fills it
-and reads it.
+and reads it. A SlimeError says that the disk is full or refuses a write, or that a folder holds no checkpoint, one of
+another model, or one whose pickles are more than data.
 """
 
 from __future__ import annotations
@@ -41,9 +42,6 @@ class Saving:
     Args:
         group: as for `ShardWriter`: with one, the files are not written yet when this returns, and the training may
             go on.
-
-    Raises:
-        SlimeError: the disk is full or refuses the write.
     """
 
     def __init__(
@@ -69,11 +67,7 @@ class Saving:
         return self._writer.is_done
 
     def wait(self) -> dict[str, FileFacts]:
-        """Until the files are there; returns the facts of this rank's shards, by name.
-
-        Raises:
-            SlimeError: the disk is full or refuses the write.
-        """
+        """Until the files are there; returns the facts of this rank's shards, by name."""
         with megatron_errors(self._path, "cannot be written"):
             self._writer.wait()
         heap.release()
@@ -87,9 +81,6 @@ def load(path: Path, model: Model, optimizer: Optimizer, critic: Critic | None =
 
     Args:
         critic: takes up its own; the checkpoint has one (`read_facts`).
-
-    Raises:
-        SlimeError: the folder holds no checkpoint, one of another model, or one whose pickles are more than data.
     """
     with megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
         facts = dist_checkpointing.load_common_state_dict(str(path))["slime"]
@@ -117,11 +108,7 @@ def load(path: Path, model: Model, optimizer: Optimizer, critic: Critic | None =
 
 
 def save_weights(path: Path, model: Model, writer: ShardWriter, facts: Mapping[str, Any]) -> None:
-    """Collective: write the weights alone into the existing folder `path`, with `facts`, the same on every rank.
-
-    Raises:
-        SlimeError: the disk is full or refuses the write.
-    """
+    """Collective: write the weights alone into the existing folder `path`, with `facts`, the same on every rank."""
     state = sharded(model) | {"slime": dict(facts)}
     with megatron_errors(path, "cannot be written"):
         _save(path, state, writer)
@@ -131,9 +118,6 @@ def load_weights(path: Path, model: Model) -> None:
     """Collective: the weights of a checkpoint, in any layout and dtype, whether it has more than them or not.
 
     Of a model with adapters these, or all others, whichever the checkpoint holds (`base_of`).
-
-    Raises:
-        SlimeError: the folder holds no checkpoint, one of another model, or one whose pickles are more than data.
     """
     state = sharded(model, learns=base_of(path) is not None)
     with megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
@@ -142,22 +126,14 @@ def load_weights(path: Path, model: Model) -> None:
 
 
 def base_of(path: Path) -> Base | None:
-    """Where the other weights of a checkpoint of adapters are; None: it holds the model itself.
-
-    Raises:
-        SlimeError: the folder holds no checkpoint, or one whose pickles are more than data.
-    """
+    """Where the other weights of a checkpoint of adapters are; None: it holds the model itself."""
     with megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
         found = dist_checkpointing.load_common_state_dict(str(path)).get("slime", {}).get("base")
     return Base(**found) if found else None
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What slime wrote beside the tensors of a checkpoint.
-
-    Raises:
-        SlimeError: the folder holds no checkpoint of slime, or one whose pickles are more than data.
-    """
+    """What slime wrote beside the tensors of a checkpoint of its own."""
     with megatron_errors(path, "is not one of slime's"), only_data(path):
         return dict(dist_checkpointing.load_common_state_dict(str(path))["slime"])
 

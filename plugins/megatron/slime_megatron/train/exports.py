@@ -52,10 +52,8 @@ class Exports:
         )
 
     def export_hf(self, source: Path, destination: Path) -> None:
-        """Write the current weights as an HF folder, and the model's adapters beside it.
-
-        One that an earlier end of this run left is replaced when the new one is whole.
-        """
+        """Write the current weights as an HF folder, and the model's adapters beside it. What an earlier end of the run
+        left is replaced when the new one is whole."""
         from slime_megatron.train.weights.save_hf import save_hf
 
         tensors = self.export()
@@ -67,11 +65,7 @@ class Exports:
             self.save_adapters(destination.with_name("adapter"))
 
     def save_adapters(self, folder: Path) -> None:
-        """Write the model's adapters in their own form; a folder that is there already is replaced. Collective.
-
-        Raises:
-            SlimeError: the disk is full or refuses the write.
-        """
+        """Write the model's adapters in their own form; a folder that is there already is replaced."""
         from slime_megatron.train.weights.export import export_hf
 
         assert self.model.adapters, "asked of a model that has some"
@@ -90,11 +84,7 @@ class Exports:
         quantizer: Quantizer | None,
         whole: bool = True,
     ) -> Export:
-        """The same in buckets, divided among `receivers`. See `slime_megatron.train.weights.export.Export`.
-
-        Args:
-            whole: False: of a model whose adapters are published as they are, these alone.
-        """
+        """See `slime.train.rank.TrainerRank`."""
         from slime_megatron.train.weights.adapters import WithAdapters
 
         adapters = self.model.adapters

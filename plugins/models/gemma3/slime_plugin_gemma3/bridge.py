@@ -12,8 +12,7 @@ from slime.models.mapping import WeightMapping
 from slime.models.rules import Rules
 from slime_megatron.family import Decoder
 from slime_megatron.transformer import decoder, embeddings, gqa, mlp
-from slime_plugin_gemma3.published import GEMMA3
-from slime_plugin_gemma3.rotary import LOCAL_BASE
+from slime_plugin_gemma3.published import GEMMA3, LOCAL_BASE
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec

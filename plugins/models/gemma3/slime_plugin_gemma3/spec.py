@@ -18,7 +18,7 @@ from torch import Tensor
 from slime_megatron.transformer import specs
 from slime_megatron.transformer.decoder.module import PackedTransformerLayer
 from slime_megatron.transformer.gqa.module import PackedSelfAttention
-from slime_plugin_gemma3.rotary import LOCAL_BASE
+from slime_plugin_gemma3.published import LOCAL_BASE
 
 
 def layer(config: TransformerConfig) -> ModuleSpec:

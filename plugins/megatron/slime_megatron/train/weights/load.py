@@ -25,9 +25,7 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
     included, grows by less than twice the checkpoint's largest tensor.
 
     Args:
-        modules: the rank's `GPTModel`s, one a virtual pipeline stage.
         mapping: of the model as built; a checkpoint with more layers is cut.
-        folder: HF folder with config.json and safetensors.
 
     Raises:
         SlimeError: a torn file, or a tensor that is missing, unexpected, of another shape or dtype, or no number.
