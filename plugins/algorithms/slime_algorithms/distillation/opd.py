@@ -86,17 +86,14 @@ class Opd(Grpo):
 
     @property
     def makes(self) -> Sequence[str]:
-        """Of a teacher that is served, its columns."""
+        """The columns of a teacher that is served."""
         if not self.is_served:
             return ()
         return (TEACHER_LOGPROBS,) if self.teacher_top_k is None else (TOP_IDS, TOP_LOGPROBS)
 
     def make_columns(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
-        """With what the server, or the engines, say of every token.
-
-        Raises:
-            SlimeError: they do not answer, or not about these tokens.
-        """
+        """With what the server, or the engines, say of every token. Raises SlimeError: they do not answer, or not about
+        these tokens."""
         from slime_algorithms.distillation.served import Server, asked_of, server_of
 
         if self.teacher_engines:

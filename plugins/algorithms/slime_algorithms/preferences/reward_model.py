@@ -86,8 +86,8 @@ class RewardModel:
         return replace(mapping, rules=(*kept, head), ignored=mapping.ignored | ignored, copies={})
 
     def exported(self, hf: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of transformers' class for sequence classification, with one label. That class takes the last token that is
-        not padding: where a model pads with an end token, the export names none, and the class takes the last."""
+        """The config.json of transformers' class for sequence classification, with one label. That class takes the last
+        token that is not padding: where a model pads with an end token, the export names none, so it is the last."""
         classes = [name.replace("ForCausalLM", "ForSequenceClassification") for name in hf.get("architectures") or ()]
         named = {"architectures": classes} if classes else {}
         ends = hf.get("eos_token_id")

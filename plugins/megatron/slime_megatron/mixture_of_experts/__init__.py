@@ -22,11 +22,8 @@ LOAD_BALANCING_LOSS, Z_LOSS = "load_balancing_loss", "z_loss"
 
 
 def softmax_keywords(reader: ConfigReader, *, experts_key: str) -> dict[str, Any]:
-    """Experts in every layer, with softmax scores over all of them; no shared expert, no auxiliary loss.
-
-    Args:
-        experts_key: the field with the number of experts.
-    """
+    """Experts in every layer, as many as the field `experts_key` says, with softmax scores over all of them; no shared
+    expert, no auxiliary loss."""
     return {
         "num_moe_experts": reader.get(experts_key),
         "moe_layer_freq": 1,

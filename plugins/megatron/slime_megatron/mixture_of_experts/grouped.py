@@ -26,12 +26,8 @@ cuBLAS, called for each, on an H200 (`benchmarks/results/train-h200.md`)."""
 
 
 class Groups:
-    """How many rows each expert of this rank has.
-
-    Args:
-        counts: [ranks, g] on the device, of the rows from each rank.
-        on_host: their way to the host.
-    """
+    """How many rows each expert of this rank has; counts: [ranks, g] of the rows from each rank, on the device and on
+    their way to the host."""
 
     def __init__(self, counts: Tensor, on_host: OnHost) -> None:
         self._counts, self._on_host = counts, on_host

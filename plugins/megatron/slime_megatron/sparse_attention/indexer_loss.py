@@ -59,7 +59,6 @@ class IndexerLoss:
 
     Attributes:
         selected: [s, k] the chosen keys, -1 for none.
-        target: of the layers that attend to them.
         token_weights: [s], of each query's loss.
         report: gets the weighted sum of the losses.
     """
