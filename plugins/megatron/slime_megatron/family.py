@@ -20,7 +20,7 @@ from slime.models.mapping import WeightMapping
 from slime.models.published import Published
 from slime.models.rules import Rules
 from slime.models.traits import Traits
-from slime_megatron.transformer import decoder, mlp
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp, rotary
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
@@ -121,3 +121,17 @@ class SparseDecoder(ExpertDecoder):
 
     def plan_problems(self, hf: HfConfig, megatron: Mapping[str, Any]) -> Sequence[str]:
         return dsa.problems(hf, megatron)
+
+
+def dense(reader: ConfigReader, *, bias: bool = False, qk_norm: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`Decoder.read` of grouped-query attention whose heads are turned as a whole, on their two halves."""
+    attention = gqa.keywords(reader, bias=bias, qk_norm=qk_norm, rotary_interleaved=False)
+    turning = rotary.keywords(reader, default_percent=1.0, partial=False)
+    return {**decoder.keywords(reader), **attention}, {**turning, **embeddings.keywords(reader)}
+
+
+def without_windows(reader: ConfigReader) -> None:
+    """Refuse sliding windows where a file says that some layers have them; the fields of one stand in every file."""
+    reader.only("use_sliding_window", False)
+    reader.only("layer_types", None, ["full_attention"] * reader.get("num_hidden_layers"))
+    reader.skip("max_window_layers", "sliding_window")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime.models.published import Count, Flag, Number, Object, Positive, Size, Text, Tokens
+from slime.models.published import Count, Flag, Number, Object, Positive, Size, Text, Texts, Tokens
 
 
 class DecoderConfig:
@@ -18,6 +18,15 @@ class DecoderConfig:
     pad_token_id: Tokens = None
     bos_token_id: Tokens = None
     eos_token_id: Tokens = None
+
+
+class WindowConfig(DecoderConfig):
+    """The same of decoders that might have sliding windows in some layers."""
+
+    use_sliding_window: Flag = False
+    sliding_window: Size | None = 4096
+    max_window_layers: Count = 28
+    layer_types: Texts | None = None
 
 
 class LatentExpertsConfig(DecoderConfig):

@@ -7,8 +7,8 @@ from typing import Any
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Rules
-from slime_megatron.family import Decoder
-from slime_megatron.transformer import decoder, embeddings, gqa, rotary
+from slime_megatron.family import Decoder, dense
+from slime_megatron.transformer import gqa
 from slime_plugin_llama.published import LLAMA
 
 
@@ -23,9 +23,7 @@ class Llama(Decoder):
             reader.only(bias, False)
         reader.only("rope_interleaved", False)
         reader.skip("is_llama_config", "pretraining_tp", "transformers.js_config")
-        attention = gqa.keywords(reader, bias=False, qk_norm=False, rotary_interleaved=False)
-        turning = rotary.keywords(reader, default_percent=1.0, partial=False)
-        return {**decoder.keywords(reader), **attention}, {**turning, **embeddings.keywords(reader)}
+        return dense(reader)
 
     def attention_rules(self, hf: HfConfig) -> Rules:
         return gqa.rules_of(hf)

@@ -11,8 +11,8 @@ from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.rules import Rules
 from slime.models.traits import Traits
-from slime_megatron.family import Decoder
-from slime_megatron.transformer import decoder, embeddings, gqa, mlp, rotary
+from slime_megatron.family import Decoder, dense, without_windows
+from slime_megatron.transformer import decoder, gqa, mlp
 from slime_plugin_mimo.published import MIMO
 
 if TYPE_CHECKING:
@@ -36,15 +36,11 @@ class Mimo(Decoder):
     published = MIMO
 
     def read(self, reader: ConfigReader) -> tuple[dict[str, Any], dict[str, Any]]:
-        reader.only("use_sliding_window", False)
-        reader.only("layer_types", None, ["full_attention"] * reader.get("num_hidden_layers"))
         reader.only("attention_bias", True)
         reader.only("use_mrope", False)
-        reader.skip("max_window_layers", "sliding_window")
-        attention = gqa.keywords(reader, bias=True, qk_norm=False, rotary_interleaved=False)
-        turning = rotary.keywords(reader, default_percent=1.0, partial=False)
-        config = {**decoder.keywords(reader), **attention, **mtp.keywords(reader)}
-        return config, {**turning, **embeddings.keywords(reader)}
+        without_windows(reader)
+        config, kwargs = dense(reader, bias=True)
+        return {**config, **mtp.keywords(reader)}, kwargs
 
     def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
         """The prediction layer, whose projection takes the hidden state first."""

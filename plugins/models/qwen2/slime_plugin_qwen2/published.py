@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slime.models.published import Count, Flag, Number, Object, Positive, Published, Size, Texts
-from slime_megatron.published import DecoderConfig
+from slime.models.published import Flag, Number, Object, Positive, Published, Size
+from slime_megatron.published import WindowConfig
 
 
-class Qwen2Config(DecoderConfig):
+class Qwen2Config(WindowConfig):
     """transformers' `Qwen2Config`."""
 
     vocab_size: Size = 151_936
@@ -16,10 +16,6 @@ class Qwen2Config(DecoderConfig):
     num_attention_heads: Size = 32
     num_key_value_heads: Size | None = 32
     max_position_embeddings: Size = 32_768
-    use_sliding_window: Flag = False
-    sliding_window: Size | None = 4096
-    max_window_layers: Count = 28
-    layer_types: Texts | None = None
 
 
 class Beside:

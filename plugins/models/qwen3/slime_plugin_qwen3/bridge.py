@@ -10,8 +10,8 @@ from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
 from slime.models.rules import Rules
 from slime.models.traits import Traits
-from slime_megatron.family import Decoder
-from slime_megatron.transformer import decoder, embeddings, gqa, rotary
+from slime_megatron.family import Decoder, dense, without_windows
+from slime_megatron.transformer import decoder, gqa
 from slime_plugin_qwen3.published import QWEN3, QWEN3_MOE
 
 
@@ -22,13 +22,9 @@ class Qwen3(Decoder):
     published = QWEN3
 
     def read(self, reader: ConfigReader) -> tuple[dict[str, Any], dict[str, Any]]:
-        reader.only("use_sliding_window", False)
-        reader.skip("max_window_layers", "sliding_window")
-        reader.only("layer_types", None, ["full_attention"] * reader.get("num_hidden_layers"))
         reader.only("attention_bias", False)
-        attention = gqa.keywords(reader, bias=False, qk_norm=True, rotary_interleaved=False)
-        turning = rotary.keywords(reader, default_percent=1.0, partial=False)
-        return {**decoder.keywords(reader), **attention}, {**turning, **embeddings.keywords(reader)}
+        without_windows(reader)
+        return dense(reader, qk_norm=True)
 
     def attention_rules(self, hf: HfConfig) -> Rules:
         return gqa.rules_of(hf, qk_norm=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from slime.models.published import Count, Counts, Flag, Number, Object, Positive, Published, Size, Texts
-from slime_megatron.published import DecoderConfig
+from slime_megatron.published import DecoderConfig, WindowConfig
 
 
-class Qwen3Config(DecoderConfig):
+class Qwen3Config(WindowConfig):
     """transformers' `Qwen3Config`."""
 
     vocab_size: Size = 151_936
@@ -18,10 +18,6 @@ class Qwen3Config(DecoderConfig):
     head_dim: Size = 128
     max_position_embeddings: Size = 32_768
     attention_bias: Flag = False
-    use_sliding_window: Flag = False
-    sliding_window: Size | None = 4096
-    max_window_layers: Count = 28
-    layer_types: Texts | None = None
 
 
 class Qwen3MoeConfig(DecoderConfig):
