@@ -33,7 +33,7 @@ from machine import conditions
 from torch import Tensor
 
 from slime_megatron.sparse_attention.indexer import IndexQueries, select_keys
-from slime_megatron.sparse_attention.sparse_attention import PlainSparseAttention
+from slime_megatron.sparse_attention.plain import PlainSparseAttention
 from slime_megatron.train.model.packed.context_parallel import runs_of_rank
 from slime_megatron.transformer.attention.causal import Segments, causal_attention
 

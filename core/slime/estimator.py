@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from slime.objective import Objective
 from slime.types import Sample
 
 if TYPE_CHECKING:
     import numpy as np
 
-
 PENALTIES = "penalties"
-"""Column of what is taken from the reward of each token before a critic learns of it, if anything
-(`slime.algo.stages.PenalisesRewards`)."""
+"""Column of what is taken from the reward of each token that a critic learns of (`PenalisesRewards`)."""
+VALUES, RETURNS = "values", "returns"
+"""Columns of a critic: what it expects of a token's return, and what that turned out to be."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,9 @@ class Attempt:
     """What an estimator knows of a sample.
 
     Attributes:
-        reward: what it is trained on: that of `sample`, less what the objective takes from it
-            (`slime.algo.stages.PenalisesRewards`) where no critic learns.
+        reward: of `sample`, less what the objective takes from it (`PenalisesRewards`) where no critic learns.
         num_loss_tokens: of all its segments; at least 1.
-        sample: to be read, never changed: its prompt with the metadata of the row, the verdict with parts of the
-            reward, tokens and the weights that sampled them.
+        sample: its prompt with the metadata of the row, the verdict, tokens and their weights; never to be changed.
         segments: loss tokens of each segment that has any, in their order; empty: there is one segment.
     """
 
@@ -38,16 +37,12 @@ class Attempt:
 
 @runtime_checkable
 class Estimator(Protocol):
-    """Turns the rewards of a step into advantages, in the driver, before the first optimizer step. `slime plan` creates
-    it, so torch is imported in `advantages` if at all.
-
-    A run has one, whose `advantages` is called once a step. What it keeps from step to step is in checkpoints if it has
-    the methods of `slime.contracts.Stateful`."""
+    """Turns the rewards of a step into advantages, in the driver. `slime plan` makes one, too, without torch. What it
+    keeps from step to step is in checkpoints if it has the methods of `slime.contracts.Stateful`."""
 
     @property
     def min_samples(self) -> int:
-        """Samples of a prompt that it needs to compare them. Groups with fewer that have a reward and a loss token are
-        left out of the step."""
+        """Samples of a prompt that it needs; groups with fewer that have a reward and a loss token are left out."""
 
     def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float | np.ndarray]]:
         """Of each attempt in each group: a number for all of its loss tokens, or [num_loss_tokens] numbers, in the
@@ -58,14 +53,19 @@ class Estimator(Protocol):
 class CriticEstimator(Estimator, Protocol):
     """An estimator that compares with what a critic expected (`algo.critic`), a second model that the trainers hold.
 
-    What its `advantages` gives are the rewards of tokens. Once the critic has scored the tokens, on the ranks, it takes
-    `PENALTIES` from them and puts advantages in their place. `slime_algorithms.ppo.estimator` has one that leaves
-    nothing but formulas to write.
-    """
+    What its `advantages` gives are the rewards of tokens. Once the critic has scored the tokens, on the ranks,
+    `PENALTIES` are taken from them, and advantages take their place. Shape letter: n loss tokens of one sequence."""
 
-    def make_critic(self, trainer: Any) -> Any:
-        """A `slime_megatron.train.critic.Critic`.
+    @property
+    def critic(self) -> Objective:
+        """What the critic learns: a loss of its values, with the columns `VALUES` and `RETURNS`."""
 
-        Args:
-            trainer: this rank's `slime_megatron.train.trainer.Trainer`.
-        """
+    @property
+    def whitens(self) -> bool:
+        """Whether advantages get mean 0 and deviation 1 over the loss tokens of the step. Returns are made before."""
+
+    def from_values(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """[n] advantages, of rewards and values [n] float64."""
+
+    def targets(self, rewards: np.ndarray, values: np.ndarray, advantages: np.ndarray) -> np.ndarray:
+        """[n] returns, which the critic learns."""

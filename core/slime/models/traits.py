@@ -119,7 +119,7 @@ class Traits:
         refused: fields of Megatron's config that may not be set, and what they would mean.
         extra_loss: gives the loss by which the block learns, weighted by the value of `learns_by`.
         layer_losses: names of the losses that its layers add (`slime_megatron.train.model.layer_losses`).
-        reference: gives what `slime_testing` compares the block with, beside transformers' own class.
+        reference: `module:class` of a `Reference` that `slime_testing` compares the block with, if it has a loss.
         recording: what engines note for its layers.
         shares_prompts: its layers heed `slime_megatron.train.model.packed.sequences.PackedSequences.prefixes`.
             Otherwise they need every sequence whole.
@@ -134,7 +134,7 @@ class Traits:
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     extra_loss: Callable[[], ExtraLoss] | None = None
     layer_losses: tuple[str, ...] = ()
-    reference: Callable[[], Reference] | None = None
+    reference: str = ""
     recording: Recording | None = None
     shares_prompts: bool = False
 

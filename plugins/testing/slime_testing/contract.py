@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from slime import plugins
@@ -138,7 +139,7 @@ def check_extra_losses(contract: Contract) -> str:
         if trait.extra_loss:
             assert trait.reference, f"{trait.name} has an extra loss, and nothing to compare it with"
             names = frozenset(name for x in entries if trait.learns_by in x.rule.learns_by for name in x.hf)
-            found.append(_check_extra_loss(contract, trait.extra_loss().name, trait.reference(), names))
+            found.append(_check_extra_loss(contract, trait.extra_loss().name, resolve_name(trait.reference)(), names))
     return "; ".join(found) or "none"
 
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import accumulate
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -78,7 +79,7 @@ def random_model(hf: Mapping[str, Any], *, seed: int = 0) -> Any:
 
 def _references(hf: Mapping[str, Any]) -> list[Reference]:
     traits = traits_of(plugins.load().models.create(hf["model_type"]), hf)
-    return [trait.reference() for trait in traits if trait.reference]
+    return [resolve_name(trait.reference)() for trait in traits if trait.reference]
 
 
 def transformers_model(hf: Mapping[str, Any]) -> Any:

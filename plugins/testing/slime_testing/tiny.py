@@ -50,6 +50,22 @@ DECODER: dict[str, Any] = {
 }
 """Fields that the config.json of every tiny decoder shares."""
 
+SPARSE_DECODER: dict[str, Any] = DECODER | {
+    "hidden_size": 256,  # 128 learns more slowly beside latents of 512
+    "index_head_dim": 128,
+    "index_topk": 2048,
+    "initializer_range": 0.06,  # about 1 / sqrt(hidden_size)
+    "intermediate_size": 768,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+"""The same of one with sparse attention. SGLang's kernels know one head size of the indexer, one size of a latent with
+its rotary part, and one number of keys to choose while prefilling: those of the published models. Sequences of the
+arithmetic run are shorter than that number, so every query attends to all keys."""
+
 GENERATION_CONFIG = {
     "do_sample": True,
     "eos_token_id": TOKENS.index(PAD),

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from slime.estimator import Estimator
 from slime.hookspecs import hookimpl
 from slime.objective import Objective
-from slime_algorithms.distillation.estimator import NoReward
-from slime_algorithms.distillation.opd import Opd
+from slime_algorithms.distillation.opd import NoReward, Opd
 
 if TYPE_CHECKING:
     from slime.cluster.preflight import Preflight

@@ -15,12 +15,8 @@ whose roundings add up to a few times 1e-7."""
 
 
 class Divergence(NamedTuple):
-    """Of [t] places.
-
-    Attributes:
-        kl: in nats, with the gradient of the student's log-probs.
-        rest: probability that the student gives to all tokens beside the k, without gradient.
-    """
+    """[t] in nats, with the gradient of the student's log-probs; and the probability [t] that the student gives to all
+    tokens beside the k, without gradient."""
 
     kl: Tensor
     rest: Tensor

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slime.algo.grpo import Grpo
+from slime.estimator import Attempt
 from slime.objective import Column, LossInputs, LossTerms, Metrics, Source
 from slime.types import ADVANTAGES, TrainSample
 
@@ -85,17 +86,14 @@ class Opd(Grpo):
 
     @property
     def makes(self) -> Sequence[str]:
-        """Of a teacher that is served, its columns."""
+        """The columns of a teacher that is served."""
         if not self.is_served:
             return ()
         return (TEACHER_LOGPROBS,) if self.teacher_top_k is None else (TOP_IDS, TOP_LOGPROBS)
 
     def make_columns(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
-        """With what the server, or the engines, say of every token.
-
-        Raises:
-            SlimeError: they do not answer, or not about these tokens.
-        """
+        """With what the server, or the engines, say of every token. Raises SlimeError: they do not answer, or not about
+        these tokens."""
         from slime_algorithms.distillation.served import Server, asked_of, server_of
 
         if self.teacher_engines:
@@ -135,3 +133,13 @@ class Opd(Grpo):
         judged = {**columns, ADVANTAGES: columns[ADVANTAGES] - self.teacher_coef * gap}
         terms = super().loss(scores, dataclasses.replace(inputs, columns=judged))
         return dataclasses.replace(terms, token_sums={**terms.token_sums, "teacher_kl": inputs.count(gap)})
+
+
+@dataclass(frozen=True)
+class NoReward:
+    """Every advantage is 0, so rewards teach nothing: they are only measured."""
+
+    min_samples = 1
+
+    def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float]]:
+        return [[0.0 for _ in group] for group in groups]

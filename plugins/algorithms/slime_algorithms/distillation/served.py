@@ -60,7 +60,6 @@ class Server:
     """An SGLang server with a teacher.
 
     Args:
-        url: of the server.
         key_env: environment variable with the key that it asks for; None: it asks for none.
         headers: of every request.
         where: the key that names it.

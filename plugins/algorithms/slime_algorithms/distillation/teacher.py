@@ -26,11 +26,8 @@ SAME = "Name a teacher of the same architecture and vocabulary."
 
 
 def teacher_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """Of a teacher that is another model than the modules of the trainers can hold; none of a run without one, nor of
-    a model that cannot be read.
-
-    What a Megatron-core checkpoint holds is found when it is loaded: nothing in it can be read without torch.
-    """
+    """Why the trainers cannot hold the teacher, if there is one and the model can be read. What is in a Megatron-core
+    checkpoint is found when it is loaded: nothing in it can be read without torch."""
     if not run_stages(cfg).needs(Source.teacher):
         return
     path = cfg.algo.teacher.path
@@ -47,8 +44,7 @@ def teacher_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def top_problems(cfg: SlimeConfig, k: int) -> Iterator[SlimeError]:
-    """Of a number of most probable tokens: the model, and so the teacher, has not as many. None of a model that cannot
-    be read."""
+    """Why there are no `k` most probable tokens: the model, and so the teacher, has not as many."""
     with suppress(SlimeError):
         size = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)["vocab_size"]
         if k > size:
@@ -57,8 +53,8 @@ def top_problems(cfg: SlimeConfig, k: int) -> Iterator[SlimeError]:
 
 
 def group_problems(cfg: SlimeConfig, group: str) -> Iterator[SlimeError]:
-    """Of a teacher that an engine group of the run has: there is no such group, it writes nothing, or has other
-    tokens. A folder that cannot be read is found by others."""
+    """Why an engine group cannot be the teacher: it is not there, writes nothing, or has other tokens. A folder that
+    cannot be read is found by others."""
     frozen = {name: each.model for name, each in cfg.rollout.engines.items() if each.model is not None}
     if group not in frozen:
         todo = did_you_mean(group, frozen, f"{GROUP}=") if frozen else f"Set rollout.engines.{group}.model=<HF folder>."

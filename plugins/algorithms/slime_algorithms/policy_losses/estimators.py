@@ -25,9 +25,7 @@ class Rloo:
     That is n / (n - 1) times R minus the mean of all.
     """
 
-    @property
-    def min_samples(self) -> int:
-        return 2
+    min_samples = 2
 
     def advantages(self, groups: Groups) -> Sequence[Sequence[float]]:
         return [[len(group) / (len(group) - 1) * value for value in _centred(group)] for group in groups]
@@ -46,9 +44,7 @@ class ReinforcePp:
 
     gamma: float = 1.0
 
-    @property
-    def min_samples(self) -> int:
-        return 1
+    min_samples = 1
 
     def advantages(self, groups: Groups) -> Sequence[Sequence[np.ndarray]]:
         return _whitened([[self._returns(attempt) for attempt in group] for group in groups])
@@ -66,9 +62,7 @@ class ReinforcePpBaseline:
     """REINFORCE++ with a baseline (arXiv 2501.03262): R minus the mean of its group, whitened over all loss tokens of
     the step."""
 
-    @property
-    def min_samples(self) -> int:
-        return 2
+    min_samples = 2
 
     def advantages(self, groups: Groups) -> Sequence[Sequence[np.ndarray]]:
         import numpy as np

@@ -5,7 +5,7 @@ Importance weights, entropy bonus and KL penalty are `slime.algo.policy_gradient
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,9 +32,7 @@ class Gspo(PolicyGradient):
     clip_low: float
     clip_high: float
 
-    @property
-    def sees(self) -> Sequence[str]:
-        return ("clip_fraction",)
+    sees = ("clip_fraction",)
 
     def surrogate(self, logprobs: Tensor, old: Tensor, inputs: LossInputs) -> Surrogate:
         from slime.algo.losses import policy_loss
@@ -58,9 +56,7 @@ class Cispo(PolicyGradient):
 
     clip_high: float
 
-    @property
-    def sees(self) -> Sequence[str]:
-        return ("clip_fraction",)
+    sees = ("clip_fraction",)
 
     def surrogate(self, logprobs: Tensor, old: Tensor, inputs: LossInputs) -> Surrogate:
         from slime.algo.losses import bounded_ratio
@@ -92,9 +88,7 @@ class Sapo(PolicyGradient):
         is_idle = train.optimizer_steps == 1 and not self.rollout_logprobs_as_old
         return dict.fromkeys(("tau_positive", "tau_negative"), ONE_STEP) if is_idle else {}
 
-    @property
-    def sees(self) -> Sequence[str]:
-        return ()
+    sees = ()
 
     def surrogate(self, logprobs: Tensor, old: Tensor, inputs: LossInputs) -> Surrogate:
         import torch
@@ -124,9 +118,7 @@ class Dppo(PolicyGradient):
     bound: float = 0.2
     pull: float = 1e-3
 
-    @property
-    def sees(self) -> Sequence[str]:
-        return ("masked_fraction",)
+    sees = ("masked_fraction",)
 
     def surrogate(self, logprobs: Tensor, old: Tensor, inputs: LossInputs) -> Surrogate:
         from slime.algo.losses import bounded_ratio

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from slime.estimator import Attempt
 from slime.objective import Objective
-from slime_algorithms.ppo.estimator import ValueEstimator
 from slime_algorithms.ppo.value_loss import ValueLoss
 
 if TYPE_CHECKING:
@@ -21,8 +20,9 @@ CHUNK = 128
 
 
 @dataclass(frozen=True)
-class Gae(ValueEstimator):
-    """Advantages from a critic's values V (arXiv 1506.02438, equations 11, 12 and 16), over loss tokens alone.
+class Gae:
+    """A `slime.estimator.CriticEstimator`: advantages from a critic's values V (arXiv 1506.02438, equations 11, 12 and
+    16), over loss tokens alone.
 
         delta_t = r_t + gamma V_t+1 - V_t        A_t = delta_t + gamma lambda A_t+1
 
@@ -63,9 +63,7 @@ class Gae(ValueEstimator):
 
         return {"value_clip": ONE_STEP} if train.optimizer_steps == 1 else {}
 
-    @property
-    def min_samples(self) -> int:
-        return 1
+    min_samples = 1
 
     @property
     def critic(self) -> Objective:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slime.estimator import RETURNS, VALUES
 from slime.objective import Column, LossInputs, LossTerms, Metrics, Source, TrainsOn
-from slime_algorithms.ppo.estimator import RETURNS, VALUES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,13 +29,9 @@ class ValueLoss:
 
     value_clip: float | None = None
 
-    @property
-    def trains_on(self) -> TrainsOn:
-        return TrainsOn.rollouts
+    trains_on = TrainsOn.rollouts
 
-    @property
-    def needs(self) -> Sequence[Column]:
-        return Column(VALUES, Source.critic), Column(RETURNS, Source.critic)
+    needs = Column(VALUES, Source.critic), Column(RETURNS, Source.critic)
 
     def metrics(self, columns: Collection[str]) -> Metrics:
         return Metrics(("loss",), ("clip_fraction", "value_mean", "return_mean"))

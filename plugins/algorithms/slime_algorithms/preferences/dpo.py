@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,17 +53,11 @@ class Dpo:
         if self.label_smoothing and self.form is Form.identity:
             raise ValueError("label_smoothing does nothing with form=identity")
 
-    @property
-    def entropy_gradient(self) -> bool:
-        return False
+    entropy_gradient = False
 
-    @property
-    def trains_on(self) -> TrainsOn:
-        return TrainsOn.pairs
+    trains_on = TrainsOn.pairs
 
-    @property
-    def needs(self) -> Sequence[Column]:
-        return Column(PREFERENCE), Column(REFERENCE, Source.reference)
+    needs = Column(PREFERENCE), Column(REFERENCE, Source.reference)
 
     def metrics(self, columns: Collection[str]) -> Metrics:
         return Metrics(means=("loss", "accuracy", "margin", "chosen_reward", "rejected_reward"))

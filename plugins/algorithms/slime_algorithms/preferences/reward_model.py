@@ -42,17 +42,11 @@ class RewardModel:
         if self.center < 0:
             raise ValueError(f"center must be 0 or more, got {self.center:g}")
 
-    @property
-    def trains_on(self) -> TrainsOn:
-        return TrainsOn.pairs
+    trains_on = TrainsOn.pairs
 
-    @property
-    def needs(self) -> Sequence[Column]:
-        return Column(PREFERENCE), Column(IS_LAST)
+    needs = Column(PREFERENCE), Column(IS_LAST)
 
-    @property
-    def makes(self) -> Collection[str]:
-        return (IS_LAST,)
+    makes = (IS_LAST,)
 
     def make_columns(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
         return [sample.with_columns(**{IS_LAST: _last(sample)}) for sample in samples]
@@ -92,8 +86,8 @@ class RewardModel:
         return replace(mapping, rules=(*kept, head), ignored=mapping.ignored | ignored, copies={})
 
     def exported(self, hf: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of transformers' class for sequence classification, with one label. That class takes the last token that is
-        not padding: where a model pads with an end token, the export names none, and the class takes the last."""
+        """The config.json of transformers' class for sequence classification, with one label. That class takes the last
+        token that is not padding: where a model pads with an end token, the export names none, so it is the last."""
         classes = [name.replace("ForCausalLM", "ForSequenceClassification") for name in hf.get("architectures") or ()]
         named = {"architectures": classes} if classes else {}
         ends = hf.get("eos_token_id")

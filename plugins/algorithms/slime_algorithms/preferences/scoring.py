@@ -7,8 +7,8 @@ from typing import Any
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from torch import Tensor
 
-from slime_algorithms.ppo.value_model import ValueModel
 from slime_megatron.train.model.packed.sequences import PackedSequences
+from slime_megatron.train.model.value import ValueModel
 
 
 class ScoringModel(ValueModel):

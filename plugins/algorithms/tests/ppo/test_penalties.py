@@ -57,7 +57,7 @@ def micro_batch(lengths: Sequence[int], mask: np.ndarray, rewards: np.ndarray) -
 def test_returns_of_penalised_rewards_by_hand() -> None:
     """Three loss tokens with a gap between them, and one in a sequence of its own. With a discount of 1/2 and lambda 1
     the return is what comes, whatever the values."""
-    from slime_algorithms.ppo.returns import advantages_of
+    from slime_megatron.train.returns import advantages_of
 
     mask = np.array([0, 1, 0, 1, 1, 0, 0, 1, 0])
     penalties = np.array([math.nan, 0.5, math.inf, -0.25, 1.0, -9.0, 9.0, 0.125, math.nan])
@@ -72,7 +72,7 @@ def test_returns_of_penalised_rewards_by_hand() -> None:
 
 def test_advantages_and_returns_are_the_papers_of_penalised_rewards() -> None:
     """The penalty is equation 2 of arXiv 1909.08593."""
-    from slime_algorithms.ppo.returns import advantages_of
+    from slime_megatron.train.returns import advantages_of
 
     generator, lengths = np.random.default_rng(0), [1, 7, 300, 40, 2]
     count = sum(lengths)

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def made(rank: Rank, model: Path, spoil: float) -> list[dict[str, np.ndarray]]:
     """By micro-batch: columns, mask, borders and rewards, where masked tokens have `spoil` as their value."""
-    from slime_algorithms.ppo.returns import with_advantages
+    from slime_megatron.train.returns import with_advantages
 
     trainer = start(rank, model)
     batches, estimator = batches_of(trainer, 1, max_tokens=100), run_stages(trainer.cfg)["rl"].estimator

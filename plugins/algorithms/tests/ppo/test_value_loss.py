@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from slime.estimator import RETURNS, VALUES
 from slime.objective import LossInputs
-from slime_algorithms.ppo.estimator import RETURNS, VALUES
 from slime_algorithms.ppo.value_loss import ValueLoss
 
 NUM_TOKENS = 40

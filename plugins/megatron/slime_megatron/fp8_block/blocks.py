@@ -48,12 +48,7 @@ def quantize_by(matrix: Tensor, scales: Tensor, block: tuple[int, int]) -> Tenso
 
 @torch.no_grad()
 def dequantize(weight: Tensor, scales: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """weight x scale in fp32, rounded to `dtype`; memory as `quantize_blocks`.
-
-    Args:
-        weight: [rows, columns], E4M3.
-        scales: [row blocks, column blocks].
-    """
+    """weight x scale in fp32, rounded to `dtype`; memory as `quantize_blocks`."""
     matrix = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     for rows, each in _by_rows(weight.shape, block, scales.float()):
         matrix[rows] = _widen(weight[rows]).mul_(each)

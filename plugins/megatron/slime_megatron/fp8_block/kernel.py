@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -26,24 +25,6 @@ Kind = tuple[torch.Size, torch.dtype, bool]
 """Shape, dtype, and whether rows begin at multiples of 16 bytes and elements: several are read and written at once."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """Matrices of one kind and the room for their results.
-
-    Attributes:
-        numbers: their positions among all matrices.
-        addresses: [num_matrices] int64.
-        weights: [num_matrices, rows, columns] E4M3.
-        scales: [num_matrices, row blocks, column blocks] fp32.
-    """
-
-    kind: Kind
-    numbers: Sequence[int]
-    addresses: Tensor
-    weights: Tensor
-    scales: Tensor
-
-
 def quantize(matrices: Sequence[Tensor], powers_of_two: bool) -> list[Quantized]:
     """In the order of the matrices, one launch for each kind; the host does not wait for the device.
 
@@ -51,14 +32,12 @@ def quantize(matrices: Sequence[Tensor], powers_of_two: bool) -> list[Quantized]
     """
     matrices = [matrix.detach().contiguous() for matrix in matrices]
     done: dict[int, Quantized] = {}
-    for each in prepare(matrices):
-        shape, dtype, aligned = each.kind
-        kernel[(each.scales.numel(),)](
-            each.addresses,
-            each.weights,
-            each.scales,
+    for (shape, dtype, aligned), numbers, *tensors in prepare(matrices):
+        _, weights, scales = tensors
+        kernel[(scales.numel(),)](
+            *tensors,
             *shape,
-            *each.scales.shape[1:],
+            *scales.shape[1:],
             KIND=_POINTERS[dtype],
             BLOCK=BLOCK,
             LARGEST=LARGEST,
@@ -66,12 +45,13 @@ def quantize(matrices: Sequence[Tensor], powers_of_two: bool) -> list[Quantized]
             POWERS_OF_TWO=powers_of_two,
             num_warps=NUM_WARPS,
         )
-        done |= zip(each.numbers, zip(each.weights.unbind(), each.scales.unbind(), strict=True), strict=True)
+        done |= zip(numbers, zip(weights.unbind(), scales.unbind(), strict=True), strict=True)
     return [done[number] for number in range(len(matrices))]
 
 
-def prepare(matrices: Sequence[Tensor]) -> list[Launch]:
-    """What the launches need; one copy to the device for all of them.
+def prepare(matrices: Sequence[Tensor]) -> list[tuple[Kind, list[int], Tensor, Tensor, Tensor]]:
+    """By kind: the positions of its matrices, their addresses [num_matrices] int64, and room for weights and scales,
+    [num_matrices, ...]; one copy to the device for all.
 
     Args:
         matrices: dense, of one device; they live until the device is done.
@@ -83,7 +63,7 @@ def prepare(matrices: Sequence[Tensor]) -> list[Launch]:
     for kind, numbers in kinds.items():
         weights = torch.empty(len(numbers), *kind[0], dtype=E4M3, device=device)
         scales = torch.empty(len(numbers), *scales_shape(kind[0], (BLOCK, BLOCK)), device=device)
-        launches.append(Launch(kind, numbers, addresses[first : first + len(numbers)], weights, scales))
+        launches.append((kind, numbers, addresses[first : first + len(numbers)], weights, scales))
         first += len(numbers)
     return launches
 

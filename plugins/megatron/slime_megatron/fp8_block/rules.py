@@ -13,13 +13,8 @@ from slime.topology.engines import EngineGroup
 def problems(
     group: EngineGroup, model: Mapping[str, Any], block: int, quantizes: Callable[[str, Sequence[int]], bool]
 ) -> Iterator[SlimeError]:
-    """Of slices of matrices without whole blocks, where each part counts of those that SGLang fuses; and of kernels
-    without FP8.
-
-    Args:
-        block: rows and columns of one.
-        quantizes: whether a weight of this name and shape is in FP8.
-    """
+    """Slices of matrices without whole blocks, where each part counts of those that SGLang fuses; and kernels without
+    FP8. `quantizes`: whether a weight of this name and shape is in FP8."""
     for part in _parts(group, model):
         if not quantizes(f"model.layers.0.{part.module}.weight", (1, 1)):
             continue

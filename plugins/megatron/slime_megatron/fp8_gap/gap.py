@@ -53,20 +53,14 @@ def explain(
     activations: bool,
     records: bool = False,
 ) -> dict[str, float]:
-    """What each cause costs, over the loss tokens that the current weights generated; collective.
-
-    Weights are bit for bit the same afterwards. Meanwhile host memory holds a copy of them.
+    """What each cause costs, as `slime_megatron.train.gaps.means`; collective. Weights are bit for bit the same
+    afterwards. Meanwhile host memory holds a copy of them.
 
     Args:
         local: this rank's weights.
         micro_batches: as many on every rank.
         activations: whether engines round them (`multiplies_fp8`).
         records: engines told which experts they chose. These are used throughout, so that routing costs nothing here.
-
-    Returns:
-        gap/weights, gap/experts (of models that have some, unless engines told theirs), gap/activations (if they are
-        rounded), gap/rest: nats a token; gap/num_tokens, of which these are means. The same on every rank; empty if
-        there is no such token.
     """
     routers = [part for module in model.modules for part in module.modules() if isinstance(part, TopKRouter)]
     choices = [_Choices() for _ in routers]

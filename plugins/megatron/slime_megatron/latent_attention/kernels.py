@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slime_megatron.transformer.rotary.kernels import turn
+
 _BLOCK_HEADS = 8
 
 
@@ -45,7 +47,7 @@ class _KeysAndValues(torch.autograd.Function):
         value = up.new_empty(num_tokens, num_heads, up.size(2) - size)
         grid = (num_tokens, triton.cdiv(num_heads, _BLOCK_HEADS))
         _split_kernel[grid](
-            up, turning, key, value, cos, sin, num_heads, *up.stride()[:2], **_with_values(size, value.size(2), cos)
+            up, turning, key, value, cos, sin, num_heads, *up.stride()[:2], **_sizes(size, value.size(2), cos)
         )
         return key, value
 
@@ -59,7 +61,7 @@ class _KeysAndValues(torch.autograd.Function):
         of_turning = of_key.new_empty(num_tokens, 2 * cos.size(1))
         strides = (*of_key.stride()[:2], *of_value.stride()[:2])
         _join_kernel[(num_tokens,)](
-            of_key, of_value, of_up, of_turning, cos, sin, num_heads, *strides, **_with_values(size, value_size, cos)
+            of_key, of_value, of_up, of_turning, cos, sin, num_heads, *strides, **_sizes(size, value_size, cos)
         )
         return of_up, of_turning, None, None, None
 
@@ -71,67 +73,23 @@ def _dense(heads: Tensor) -> Tensor:
 
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool) -> Tensor:
     """[t, h, n + r] with the last r of each head turned."""
-    heads = _dense(heads)
-    num_tokens, num_heads, _ = heads.shape
     out = heads.new_empty(heads.shape)
-    sizes = _sizes(heads.size(2) - 2 * cos.size(1), cos)
-    grid = (num_tokens, triton.cdiv(num_heads, _BLOCK_HEADS))
-    _turn_kernel[grid](heads, out, cos, sin, num_heads, *heads.stride()[:2], **sizes, INVERSE=inverse)
+    begin, source = heads.size(2) - 2 * cos.size(1), _dense(heads)[:, None]
+    turn(source, out[:, None], cos, sin, True, inverse=inverse, offset=begin, block_heads=_BLOCK_HEADS)
     return out
 
 
-def _sizes(size: int, cos: Tensor) -> dict[str, int]:
+def _sizes(size: int, value_size: int, cos: Tensor) -> dict[str, int]:
     num_pairs = cos.size(1)
     return {
         "SIZE": size,
+        "VALUE": value_size,
         "PAIRS": num_pairs,
         "BLOCK_HEADS": _BLOCK_HEADS,
         "BLOCK_SIZE": triton.next_power_of_2(size),
+        "BLOCK_VALUE": triton.next_power_of_2(value_size),
         "BLOCK_PAIRS": triton.next_power_of_2(num_pairs),
     }
-
-
-def _with_values(size: int, value_size: int, cos: Tensor) -> dict[str, int]:
-    return {**_sizes(size, cos), "VALUE": value_size, "BLOCK_VALUE": triton.next_power_of_2(value_size)}
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _turn_kernel(  # type: ignore[no-untyped-def]
-    source,
-    target,
-    cos,
-    sin,
-    num_heads,
-    source_token,
-    source_head,
-    SIZE: tl.constexpr,
-    PAIRS: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr,
-    INVERSE: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    is_head = (head < num_heads)[:, None]
-    read = (source + token * source_token + head * source_head)[:, None]
-    write = (target + (token * num_heads + head) * (SIZE + 2 * PAIRS))[:, None]
-
-    plain = tl.arange(0, BLOCK_SIZE)[None, :]
-    inside = is_head & (plain < SIZE)
-    tl.store(write + plain, tl.load(read + plain, mask=inside, other=0.0), mask=inside)
-
-    pair = tl.arange(0, BLOCK_PAIRS)
-    cosine = tl.load(cos + token * PAIRS + pair, mask=pair < PAIRS, other=0.0)[None, :]
-    sine = tl.load(sin + token * PAIRS + pair, mask=pair < PAIRS, other=0.0)[None, :]
-    if INVERSE:
-        sine = -sine
-    first = SIZE + 2 * pair[None, :]
-    inside = is_head & (pair < PAIRS)[None, :]
-    x = tl.load(read + first, mask=inside, other=0.0).to(tl.float32)
-    y = tl.load(read + first + 1, mask=inside, other=0.0).to(tl.float32)
-    tl.store(write + first, x * cosine - y * sine, mask=inside)
-    tl.store(write + first + 1, y * cosine + x * sine, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

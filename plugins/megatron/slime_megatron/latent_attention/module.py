@@ -24,18 +24,22 @@ from slime_megatron.transformer.rotary.module import RotaryTable, RotaryTables, 
 def mla(config: MLATransformerConfig) -> ModuleSpec:
     """Multi-head latent attention (arXiv 2405.04434, section 2.1)."""
     norm = RMSNorm if config.qk_layernorm else IdentityOp
-    submodules = MLASelfAttentionSubmodules(
+    return ModuleSpec(module=PackedLatentAttention, params=CAUSAL, submodules=submodules(core_attention(config), norm))
+
+
+def submodules(core: type, norm: type = RMSNorm) -> MLASelfAttentionSubmodules:
+    """Those of `ReplicatedDownMLA`."""
+    return MLASelfAttentionSubmodules(
         linear_q_proj=ColumnParallelLinear,
         linear_q_down_proj=ColumnParallelLinear,
         linear_q_up_proj=ColumnParallelLinear,
         linear_kv_down_proj=ColumnParallelLinear,
         linear_kv_up_proj=ColumnParallelLinear,
-        core_attention=core_attention(config),
+        core_attention=core,
         linear_proj=RowParallelLinear,
         q_layernorm=norm,
         kv_layernorm=norm,
     )
-    return ModuleSpec(module=PackedLatentAttention, params=CAUSAL, submodules=submodules)
 
 
 class ReplicatedDownMLA(MLASelfAttention):  # type: ignore[misc]

@@ -19,11 +19,7 @@ from slime_megatron.train.weights.local import LocalTensor, local_tensors
 
 
 def attach(modules: Sequence[nn.Module], base: WeightMapping, options: LoraConfig, seed: int) -> None:
-    """Afterwards the adapters' parameters alone learn.
-
-    Raises:
-        SlimeError: this rank's layers get none.
-    """
+    """Afterwards the adapters' parameters alone learn. Raises SlimeError: this rank's layers get none."""
     for module in modules:
         module.requires_grad_(False)
         if linears := {_linear(rule) for rule in base.rules if rule.per_expert and targets_of(rule, options)}:

@@ -9,17 +9,17 @@ Shape letters: r rows, g experts of this rank, k input and n output of a matrix,
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core.transformer.moe.experts import GroupedMLP, SequentialMLP
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
-from slime_megatron.lora.layers import KINDS, Lora
+from slime_megatron.lora.layers import KINDS, Learn, Lora
 from slime_megatron.mixture_of_experts.grouped import GroupedExperts, Groups, multiplied, product, weight_gradient
-from slime_megatron.train.model.linear import whole_weight
+from slime_megatron.train.model.linear import sharded, whole_weight
 
 _LINEARS = {"linear_fc1": "weight1", "linear_fc2": "weight2"}
 """Layers of an expert, and the parameters that are theirs of all experts."""
@@ -74,11 +74,7 @@ class _Expert(nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        assert metadata is not None, "Megatron-core passes the data-parallel group in metadata"
-        groups = {"tp_group": self._tp_group, "dp_cp_group": metadata["dp_cp_group"]}
-        state = self.state_dict(keep_vars=True)
-        sharded: dict[str, Any] = make_sharded_tensors_for_checkpoint(state, prefix, {}, sharded_offsets, **groups)
-        return sharded
+        return sharded(self.state_dict(keep_vars=True), self._tp_group, prefix, sharded_offsets, metadata)
 
 
 class LoraGroupedExperts(GroupedExperts):
@@ -119,8 +115,15 @@ def adapted(rows: Tensor, matrices: Sequence[LoraExpertMatrix], groups: Groups) 
     more = -down.size(2) % _ALIGNED
     down, up = F.pad(down, (0, more)), F.pad(up, (0, 0, 0, more))
     low = product(rows.detach(), down, down.shape, groups, fused=False) * matrices[0].lora_scale
-    result: Tensor = _Learn.apply(output, low, up, groups)  # type: ignore[no-untyped-call]
+    of_factors = partial(_of_factors, groups=groups)
+    result: Tensor = Learn.apply(output, low, up, of_factors)  # type: ignore[no-untyped-call]
     return result
+
+
+def _of_factors(gradient: Tensor, low: Tensor, up: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    """See `Learn`, of [r, n], [r, l] and [g, l, n]."""
+    gradient = gradient.contiguous()
+    return multiplied(gradient, up.transpose(1, 2), groups), weight_gradient(low, gradient, groups)
 
 
 class _Merged(torch.autograd.Function):
@@ -145,21 +148,3 @@ def _merged(matrices: Sequence[LoraExpertMatrix]) -> Tensor:
     for into, matrix in zip(found, matrices, strict=True):
         into.copy_(whole_weight(matrix))
     return found
-
-
-class _Learn(torch.autograd.Function):
-    """Its first argument, and the gradients that the others would have if their product were added to it."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, low: Tensor, up: Tensor, groups: Groups) -> Tensor:
-        """[r, n], [r, l], [g, l, n] -> the first."""
-        ctx.save_for_backward(low, up)
-        ctx.groups = groups
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        low, up = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        of_low = multiplied(gradient, up.transpose(1, 2), ctx.groups)
-        return gradient, of_low, weight_gradient(low, gradient, ctx.groups), None

@@ -13,7 +13,7 @@ input) sees this rank's tokens alone, and carries the mark by which Megatron-cor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -31,11 +31,10 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer.mlp import apply_swiglu_sharded_factory
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn import Parameter, ParameterDict
 
-from slime_megatron.train.model.linear import ReplicatedLinear, whole_weight
+from slime_megatron.train.model.linear import ReplicatedLinear, sharded, whole_weight
 
 
 @dataclass(frozen=True)
@@ -57,19 +56,24 @@ class Part:
     halves: bool
 
 
-class _Learn(torch.autograd.Function):
-    """Its first argument, and the gradients that the others would have if their product were added to it."""
+class Learn(torch.autograd.Function):
+    """Its first argument, and the gradients that the two factors would have if their product were added to it:
+    `of_factors`, of the gradient and the factors."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, low: Tensor, up: Tensor) -> Tensor:
-        """[s, ..., output], [s, ..., r], [output, r] -> the first."""
+    def forward(ctx: Any, output: Tensor, low: Tensor, up: Tensor, of_factors: Callable[..., Any]) -> Tensor:
         ctx.save_for_backward(low, up)
+        ctx.of_factors = of_factors
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        low, up = ctx.saved_tensors
-        return gradient, gradient @ up, gradient.flatten(0, -2).t() @ low.flatten(0, -2)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, *ctx.of_factors(gradient, *ctx.saved_tensors), None
+
+
+def _of_factors(gradient: Tensor, low: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """See `Learn`, of [s, ..., output], [s, ..., r] and [output, r]."""
+    return gradient @ up, gradient.flatten(0, -2).t() @ low.flatten(0, -2)
 
 
 class Lora(torch.nn.Module):
@@ -142,15 +146,10 @@ class Lora(torch.nn.Module):
         return F.linear(input_ if self.lora_beside else input_.detach(), self.down())
 
     def learning(self, output: Tensor, low: Tensor) -> Tensor:
-        """The layer's output, from which A and B learn.
-
-        Args:
-            output: of the sum, or of W alone.
-            low: A x.
-        """
+        """The layer's output, from which A and B learn, of that of the sum, or of W alone, and of `low`, A x."""
         if self.lora_beside:
             return output + F.linear(low * self.lora_scale, self.up())
-        result: Tensor = _Learn.apply(output, low * self.lora_scale, self.up())  # type: ignore[no-untyped-call]
+        result: Tensor = Learn.apply(output, low * self.lora_scale, self.up(), _of_factors)  # type: ignore[no-untyped-call]
         return result
 
     def shard_axes(self) -> dict[str, int]:
@@ -161,20 +160,20 @@ class Lora(torch.nn.Module):
 class Divided(Lora):
     """Of layers that Megatron-core divides over tensor-parallel ranks."""
 
+    tp_group: Any
+
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """As that of the layer, with the adapters' parts as they are divided."""
-        assert metadata is not None, "Megatron-core passes the data-parallel group in metadata"
-        sharded: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
+        state: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)  # type: ignore[misc]
         axes = {f"{side}.{name}": axis for side, axis in self.shard_axes().items() for name in self.lora_A}
         tensors = {name: self.get_parameter(name) for name in axes}
-        groups = {"tp_group": self.tp_group, "dp_cp_group": metadata["dp_cp_group"]}
-        sharded |= make_sharded_tensors_for_checkpoint(tensors, prefix, axes, sharded_offsets, **groups)
+        state |= sharded(tensors, self.tp_group, prefix, sharded_offsets, metadata, axes)
         if self.lora_halves:
             for name in (f"{prefix}lora_B.{name}" for name in self.lora_B):
-                sharded[name] = apply_swiglu_sharded_factory(sharded[name], sharded_offsets)
-        return sharded
+                state[name] = apply_swiglu_sharded_factory(state[name], sharded_offsets)
+        return state
 
 
 class LoraColumnParallelLinear(Divided, ColumnParallelLinear):  # type: ignore[misc]
@@ -234,12 +233,7 @@ def _adapted_class(layer: type) -> type:
 
 
 def adapt(layer: Any, parts: Sequence[Part], scale: float, *, beside: bool) -> None:
-    """Give a layer adapters; B is zero at first.
-
-    Args:
-        layer: of one of the classes of `KINDS`, or of a class made of one.
-        beside: see `Lora`.
-    """
+    """Give a layer of one of the classes of `KINDS`, or of a class made of one, adapters; B is zero at first."""
     plain: type = type(layer)
     layer.__class__ = _adapted_class(plain)
     parts = sorted(parts, key=lambda part: part.name)  # as `ParameterDict` keeps them

@@ -27,9 +27,8 @@ def write(
 
     Args:
         tensors: by PEFT's names.
-        folder: an empty one.
-        of_experts: names of the layers of routed experts.
         base: HF folder of the model, which PEFT finds the model by.
+        of_experts: names of the layers of routed experts.
     """
     save_tensors({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
     layers = {name.removesuffix(".lora_A.weight") for name in tensors if name.endswith(".lora_A.weight")}

@@ -29,7 +29,6 @@ class Target:
     Attributes:
         name: the last part of its layer's name, `q_proj`.
         hf: that name with `{layer}`, without `.weight`.
-        index: of the matrix among those of its rule.
     """
 
     name: str

@@ -15,18 +15,15 @@ from slime.models.mapping import WeightMapping
 from slime.models.rules import Layers, Rules, layer_rule
 from slime.models.shapes import Block, Cut, Shape, gated
 from slime.models.traits import Traits
-from slime_megatron.transformer import decoder, embeddings, mlp, output
+from slime_megatron.transformer import decoder, mlp
 
 LOAD_BALANCING_LOSS, Z_LOSS = "load_balancing_loss", "z_loss"
 """Metrics: the losses that keep the experts busy alike and the router's logits small."""
 
 
 def softmax_keywords(reader: ConfigReader, *, experts_key: str) -> dict[str, Any]:
-    """Experts in every layer, with softmax scores over all of them; no shared expert, no auxiliary loss.
-
-    Args:
-        experts_key: the field with the number of experts.
-    """
+    """Experts in every layer, as many as the field `experts_key` says, with softmax scores over all of them; no shared
+    expert, no auxiliary loss."""
     return {
         "num_moe_experts": reader.get(experts_key),
         "moe_layer_freq": 1,
@@ -116,14 +113,8 @@ def decoder_mapping(hf: HfConfig, attention: Rules) -> WeightMapping:
     """
     num_dense, num_layers = hf["first_k_dense_replace"], hf["num_hidden_layers"]
     dense, experts = tuple(range(min(num_dense, num_layers))), tuple(range(num_dense, num_layers))
-    table = (
-        *embeddings.rules(hf["vocab_size"]),
-        *decoder.norm_rules(),
-        *attention,
-        *mlp.rules(dense),
-        *rules(experts, shared_expert=hf["n_shared_experts"] > 0, correction_bias=True),
-        *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
-    )
+    bias = {"shared_expert": hf["n_shared_experts"] > 0, "correction_bias": True}
+    table = decoder.rules(hf, attention, (*mlp.rules(dense), *rules(experts, **bias)))
     return WeightMapping(table, num_layers, hf["n_routed_experts"])
 
 

@@ -12,11 +12,7 @@ from torch import Tensor
 
 
 class OnHost:
-    """A small matrix of the device on its way to the host, which waits when it is read.
-
-    Args:
-        values: of the device.
-    """
+    """A small matrix of the device on its way to the host, which waits when it is read."""
 
     def __init__(self, values: Tensor) -> None:
         self._copy, self._columns = values.to("cpu", non_blocking=True), slice(None)

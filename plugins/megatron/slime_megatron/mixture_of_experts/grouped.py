@@ -18,7 +18,7 @@ from torch import Tensor
 from megatron_core_portable import add_product
 from slime_megatron.mixture_of_experts.exchange import OnHost
 from slime_megatron.train.model.linear import device_of
-from slime_megatron.transformer.mlp.activation import weighted_swiglu
+from slime_megatron.transformer.mlp.activation import swiglu
 
 SMALL_PRODUCT = 8e9
 """Multiplications and additions of an expert's weight gradient up to which Triton adds those of all experts faster than
@@ -26,12 +26,8 @@ cuBLAS, called for each, on an H200 (`benchmarks/results/train-h200.md`)."""
 
 
 class Groups:
-    """How many rows each expert of this rank has.
-
-    Args:
-        counts: [ranks, g] on the device, of the rows from each rank.
-        on_host: their way to the host.
-    """
+    """How many rows each expert of this rank has; counts: [ranks, g] of the rows from each rank, on the device and on
+    their way to the host."""
 
     def __init__(self, counts: Tensor, on_host: OnHost) -> None:
         self._counts, self._on_host = counts, on_host
@@ -58,7 +54,7 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         chosen = self.config.gated_linear_unit, self.config.activation_func
         assert chosen == (True, F.silu), "no bridge states another"
-        self.activate = weighted_swiglu(device_of(self.config))
+        self.activate = swiglu(device_of(self.config))
 
     def forward(self, rows: Tensor, groups: Groups, probabilities: Tensor) -> tuple[Tensor, None]:
         """[r, h], by expert, and the weight of each row [r] -> [r, h], and no bias."""

@@ -64,11 +64,7 @@ class Router(TopKRouter, TakesPrefixes):  # type: ignore[misc]
         return {name: float(coefficient) for name, coefficient in found.items() if coefficient}
 
     def begin_pass(self, packed: PackedSequences, shard: dist.ProcessGroup | None) -> None:
-        """In the pass that begins, take the experts that engines recorded, its own where they recorded none.
-
-        Args:
-            shard: of sequence parallelism; None: this rank has all tokens of the pack.
-        """
+        """In the pass that begins, take the experts that engines recorded, its own where they recorded none."""
         recorded, routes, readers = packed.recorded.get(ROUTED_EXPERTS), None, packed.readers_of(shard)
         if recorded is not None:
             layers = RoutedExperts.of(vars(self.config)).layers

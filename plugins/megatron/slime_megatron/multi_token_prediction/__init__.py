@@ -1,6 +1,6 @@
 """The multi-token prediction layer (arXiv 2412.19437, section 2.2): keywords, names, shapes and traits. No torch.
 
-The layers are in `.module`, the loss in `.loss`, the formula that tests compare with in `.testing`.
+The layers are in `.module`, the loss in `.loss`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from slime_megatron.multi_token_prediction.loss import PredictionLoss
     from slime_megatron.multi_token_prediction.module import PredictionHead
-    from slime_megatron.multi_token_prediction.testing import PredictionReference
 
 LEARNS_BY = "train.mtp_loss_scale"
 
@@ -112,7 +111,7 @@ def traits(hf: HfConfig, spec: Callable[[TransformerConfig], ModuleSpec]) -> tup
         head=head,
         refused={"mtp_standalone": "a multi-token prediction layer before the last pipeline stage"},
         extra_loss=_loss,
-        reference=_reference,
+        reference="slime_testing.prediction:PredictionReference",
         shares_prompts=True,
     )
     return (found,) if hf.get("num_nextn_predict_layers") else ()
@@ -122,12 +121,6 @@ def _loss() -> PredictionLoss:
     from slime_megatron.multi_token_prediction.loss import PredictionLoss
 
     return PredictionLoss()
-
-
-def _reference() -> PredictionReference:
-    from slime_megatron.multi_token_prediction.testing import PredictionReference
-
-    return PredictionReference()
 
 
 SHAPES = {

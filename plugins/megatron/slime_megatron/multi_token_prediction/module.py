@@ -102,13 +102,8 @@ class PredictionLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
         ahead: TokensAhead,
         rotary_pos_emb: Tensor | None,
     ) -> Tensor:
-        """[t, 1, hidden_size] -> the same shape: what the output head makes the prediction of.
-
-        Args:
-            hidden: the main model's output behind its final norm.
-            embedding: the main model's.
-            rotary_pos_emb: as the main model's layers get it.
-        """
+        """[t, 1, hidden_size] of the main model, behind its final norm -> the same shape: what the output head predicts
+        from."""
         counted = copy.copy(packed)  # the same pass, in which a query counts as its prediction does
         counted.loss_weights = ahead.loss_weights
         counted.recorded = {}  # engines record nothing of this layer

@@ -23,17 +23,13 @@ from slime_megatron.train.step import score
 def explain(
     model: Model, micro_batches: Sequence[LocalMicroBatch], *, replays: bool, is_quantized: bool = False
 ) -> dict[str, float]:
-    """What each costs, over the loss tokens that the current weights generated; collective.
+    """What each costs, as `slime_megatron.train.gaps.means`; collective.
 
     Args:
         micro_batches: as many on every rank.
-        replays: the run trains with the engine's experts: routing is no part of its difference then, and `own_experts`
-            says what the difference would be without.
-        is_quantized: engines hold other numbers for weights, and an explanation of theirs divides what is left.
-
-    Returns:
-        gap/routing unless the run replays, gap/same_experts unless engines are quantised, gap/own_experts;
-        gap/num_tokens, of which these are means. The same on every rank; empty if there is no such token.
+        replays: the run trains with the engine's experts, so gap/routing is no part of its difference and left out;
+            gap/own_experts says what the difference would be without.
+        is_quantized: gap/same_experts is left out, as an explanation of quantised engines divides it.
     """
     own, same = score(model, micro_batches, replays=False), score(model, micro_batches)
     engine = of_engine(micro_batches)

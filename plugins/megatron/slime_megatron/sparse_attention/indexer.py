@@ -29,12 +29,8 @@ _BLOCK_SCORES = {"cpu": 2**24, "cuda": 2**26}
 
 @dataclass(frozen=True)
 class IndexQueries:
-    """Of the queries of a sequence shard.
-
-    Attributes:
-        vectors: [s, n, d].
-        weights: [s, n] fp32, of the heads; scaled, so that a score is their product with relu(q . k).
-    """
+    """Vectors [s, n, d] and weights of the heads [s, n] fp32 of a sequence shard's queries; a score is the product of
+    weights with relu(q . k)."""
 
     vectors: Tensor
     weights: Tensor

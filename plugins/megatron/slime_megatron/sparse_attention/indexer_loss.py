@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from slime_megatron.sparse_attention.indexer import IndexQueries
-from slime_megatron.sparse_attention.sparse_attention import blocks, gather, probabilities
+from slime_megatron.sparse_attention.plain import blocks, gather, probabilities
 
 
 class AttentionTarget:
@@ -59,7 +59,6 @@ class IndexerLoss:
 
     Attributes:
         selected: [s, k] the chosen keys, -1 for none.
-        target: of the layers that attend to them.
         token_weights: [s], of each query's loss.
         report: gets the weighted sum of the losses.
     """

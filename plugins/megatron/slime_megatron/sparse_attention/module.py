@@ -24,22 +24,19 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     all_to_all_hp2sp,
     all_to_all_sp2hp,
     gather_from_sequence_parallel_region,
 )
-from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
 from slime.errors import SlimeError
-from slime_megatron.latent_attention.module import ReplicatedDownMLA
+from slime_megatron.latent_attention.module import ReplicatedDownMLA, submodules
 from slime_megatron.sparse_attention import INDEXER_LOSS
 from slime_megatron.sparse_attention.config import SparseLatentConfig
 from slime_megatron.sparse_attention.indexer import Indexer, IndexQueries, select_keys
@@ -47,10 +44,11 @@ from slime_megatron.sparse_attention.indexer_loss import AttentionTarget, Indexe
 from slime_megatron.sparse_attention.sparse_attention import sparse_attention
 from slime_megatron.sparse_attention.split import Split
 from slime_megatron.train.model.layer_losses import add_layer_loss
-from slime_megatron.train.model.linear import RMSNorm, device_of, whole_weight
+from slime_megatron.train.model.linear import device_of, whole_weight
 from slime_megatron.train.model.packed.context_parallel import slice_rows
 from slime_megatron.train.model.packed.sequences import PackedSequences, TakesPrefixes
 from slime_megatron.transformer.attention.causal import causal_attention
+from slime_megatron.transformer.attention.core import CAUSAL
 from slime_megatron.transformer.rotary.module import RotaryTable
 
 
@@ -70,34 +68,13 @@ class SharedKeys:
     split: Split | None = None
 
 
-def dsa(config: SparseLatentConfig, vp_stage: int | None) -> ModuleSpec:
-    """Sparse latent attention for the decoder layers of this pipeline stage.
-
-    Raises:
-        SlimeError: the stage starts on a layer that reuses the keys of a layer in another stage.
-    """
-    _check_stage(config, vp_stage)
-    return sparse_latent_attention()
-
-
 def sparse_latent_attention() -> ModuleSpec:
-    """Without a look at the stage: for a multi-token prediction layer, which chooses its keys itself."""
-    submodules = MLASelfAttentionSubmodules(
-        linear_q_proj=ColumnParallelLinear,
-        linear_q_down_proj=ColumnParallelLinear,
-        linear_q_up_proj=ColumnParallelLinear,
-        linear_kv_down_proj=ColumnParallelLinear,
-        linear_kv_up_proj=ColumnParallelLinear,
-        core_attention=IdentityOp,
-        linear_proj=RowParallelLinear,
-        q_layernorm=RMSNorm,
-        kv_layernorm=RMSNorm,
-    )
-    params = {"attn_mask_type": AttnMaskType.causal}
-    return ModuleSpec(module=SparseLatentAttention, params=params, submodules=submodules)
+    """Sparse latent attention, of a decoder layer (`check_stage`) or a prediction layer."""
+    return ModuleSpec(module=SparseLatentAttention, params=CAUSAL, submodules=submodules(IdentityOp))
 
 
-def _check_stage(config: SparseLatentConfig, vp_stage: int | None) -> None:
+def check_stage(config: SparseLatentConfig, vp_stage: int | None) -> None:
+    """Raises SlimeError: a pipeline stage starts on a layer that reuses the keys of a layer in another stage."""
     first = get_transformer_layer_offset(config, vp_stage=vp_stage)
     if get_num_layers_to_build(config, vp_stage=vp_stage) and not config.dsa_indexer_layers[first]:
         raise SlimeError(

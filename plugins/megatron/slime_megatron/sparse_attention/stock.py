@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slime_megatron.sparse_attention.sparse_attention import PlainSparseAttention
+from slime_megatron.sparse_attention.plain import PlainSparseAttention
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +41,9 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class StockKernels:
-    """Both kernels.
+    """`sgl_kernel.flash_mla.flash_mla_sparse_fwd` and `cudnn.DSA.sparse_attention_backward_wrapper`.
 
     Attributes:
-        forward: `sgl_kernel.flash_mla.flash_mla_sparse_fwd`.
-        backward: `cudnn.DSA.sparse_attention_backward_wrapper`.
         lse_unit: of the logarithms that the forward kernel returns, in natural ones: its versions differ in the base.
     """
 
@@ -69,12 +67,7 @@ class StockKernels:
     def gradients(
         self, tensors: tuple[Tensor, ...], selected: Tensor, length: Tensor, scale: float, grad: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """By query and latents.
-
-        Args:
-            tensors: query, latents, and both results of `attend`.
-            grad: [t, h, 512], by the output.
-        """
+        """By query and latents, of these and both results of `attend` (`tensors`); grad: [t, h, 512], by the output."""
         query, latents, output, lse = tensors
         no_sink = torch.full_like(lse[0], -math.inf)  # [h]; it adds exp(-inf) to every sum
         given = {"softmax_scale": scale, "topk_length": length}
@@ -124,13 +117,11 @@ def padded_keys(num_keys: int) -> int:
 
 
 def check_fit(major: int, num_heads: int, size: int, value_size: int) -> None:
-    """What the kernels know, by their sources. The Triton kernels do fewer heads than half of 64 in less time.
+    """Raises `Unusable`: the kernels do not know this, by their sources. The Triton kernels do fewer heads than half of
+    64 in less time.
 
     Args:
         major: of the GPU's compute capability.
-
-    Raises:
-        Unusable: they do not know this.
     """
     if major != 9:
         raise Unusable(f"FlashMLA and cuDNN-frontend are asked on Hopper alone, not for compute capability {major}")
@@ -163,11 +154,7 @@ def _stock_kernels(
 
 
 def _tried(device: torch.device, num_heads: int, num_keys: int) -> StockKernels:
-    """The installed kernels, after a few queries with 1 to `num_keys` keys: values and gradients.
-
-    Raises:
-        Unusable: they are missing, refuse the shape, or compute something else.
-    """
+    """The installed kernels, after a few queries with 1 to `num_keys` keys: values and gradients. Raises `Unusable`."""
     try:
         forward = import_module("sgl_kernel.flash_mla").flash_mla_sparse_fwd
         backward = import_module("cudnn").DSA.sparse_attention_backward_wrapper
@@ -184,11 +171,8 @@ def _tried(device: torch.device, num_heads: int, num_keys: int) -> StockKernels:
 
 
 def trial(kernels: StockKernels, device: torch.device, num_heads: int, num_keys: int) -> StockKernels:
-    """The same kernels with the unit of their logarithms, which is measured.
-
-    Raises:
-        Unusable: values or gradients are not those of the formula.
-    """
+    """The same kernels with the unit of their logarithms, which is measured. Raises `Unusable`: values or gradients are
+    not those of the formula."""
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -212,13 +196,10 @@ def trial(kernels: StockKernels, device: torch.device, num_heads: int, num_keys:
     exact = [tensor.float().requires_grad_() for tensor in (query, latents)]
     got = by_stock_kernels(ours[0], ours[1], selected, SIZE**-0.5, kernels)
     wanted = PlainSparseAttention.apply(*exact, selected, SIZE**-0.5, VALUE_SIZE)  # type: ignore[no-untyped-call]
-    pairs = {"values": (got, wanted)}
-    pairs |= zip(
-        ("queries' gradients", "latents' gradients"),
-        zip(torch.autograd.grad(got, ours, grad), torch.autograd.grad(wanted, exact, grad.float()), strict=True),
-        strict=True,
-    )
-    for name, (value, reference) in pairs.items():
+    values = got, *torch.autograd.grad(got, ours, grad)
+    references = wanted, *torch.autograd.grad(wanted, exact, grad.float())
+    names = "values", "queries' gradients", "latents' gradients"
+    for name, value, reference in zip(names, values, references, strict=True):
         error = float((value.float() - reference).abs().max() / reference.abs().max())
         if not error < _TOLERANCE:
             raise Unusable(f"{name} of FlashMLA and cuDNN-frontend are off by {error:.1e}")

@@ -1,7 +1,8 @@
 """The trainer's part of a checkpoint: Megatron-core's torch_dist format, re-shardable into any parallel layout.
 
 The folder is staged, synced, checked for truncation and published by `slime.checkpoints`; this module only fills it
-and reads it.
+and reads it. A SlimeError says that the disk is full or refuses a write, or that a folder holds no checkpoint, one of
+another model, or one whose pickles are more than data.
 """
 
 from __future__ import annotations
@@ -41,9 +42,6 @@ class Saving:
     Args:
         group: as for `ShardWriter`: with one, the files are not written yet when this returns, and the training may
             go on.
-
-    Raises:
-        SlimeError: the disk is full or refuses the write.
     """
 
     def __init__(
@@ -56,12 +54,12 @@ class Saving:
         critic: Critic | None = None,
     ) -> None:
         self._path, self._writer = path, ShardWriter(group)
-        state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
+        state = sharded(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
         facts = _facts(model, optimizer, ref) | {"critic": critic and _progress(critic.optimizer)}
         state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": facts}
         state |= _critic_state(critic, is_loading=False) if critic else {}
         with megatron_errors(path, "cannot be written"):
-            dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(self._writer, _dp_cp_group()))
+            _save(path, state, self._writer)
 
     @property
     def is_done(self) -> bool:
@@ -69,11 +67,7 @@ class Saving:
         return self._writer.is_done
 
     def wait(self) -> dict[str, FileFacts]:
-        """Until the files are there; returns the facts of this rank's shards, by name.
-
-        Raises:
-            SlimeError: the disk is full or refuses the write.
-        """
+        """Until the files are there; returns the facts of this rank's shards, by name."""
         with megatron_errors(self._path, "cannot be written"):
             self._writer.wait()
         heap.release()
@@ -86,16 +80,13 @@ def load(path: Path, model: Model, optimizer: Optimizer, critic: Critic | None =
     Random state is taken up in the layout that it was saved in; another layout keeps its own.
 
     Args:
-        critic: takes up its own; the checkpoint has one (`has_critic`).
-
-    Raises:
-        SlimeError: the folder holds no checkpoint, one of another model, or one whose pickles are more than data.
+        critic: takes up its own; the checkpoint has one (`read_facts`).
     """
     with megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
         facts = dist_checkpointing.load_common_state_dict(str(path))["slime"]
         _check_unfrozen(path, optimizer, facts)
         optimizer.set_schedule(facts["stage"])
-        state = _model_state(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=True)}
+        state = sharded(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=True)}
         if facts["has_reference"]:
             state |= _reference_state(model, reference.copy_weights(model.modules, frozen=False))
         if critic:
@@ -103,8 +94,7 @@ def load(path: Path, model: Model, optimizer: Optimizer, critic: Critic | None =
             state |= _critic_state(critic, is_loading=True)
         if facts["layout"] == _layout(model):
             state["rng"] = _rng_object()
-        strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), _dp_cp_group())
-        loaded = dist_checkpointing.load(state, str(path), strategy, strict="raise_unexpected")
+        loaded = _load(path, state)
     _take(model, loaded)
     _load_optimizer(optimizer, loaded["optimizer"], facts)
     if critic:
@@ -117,65 +107,44 @@ def load(path: Path, model: Model, optimizer: Optimizer, critic: Critic | None =
     return [_tensors(loaded[f"reference.{name}"]) for name, _ in _named(model)]
 
 
-def has_critic(path: Path) -> bool:
-    """Whether a checkpoint holds a critic beside the policy.
-
-    Raises:
-        SlimeError: the folder holds no checkpoint of slime, or one whose pickles are more than data.
-    """
-    return bool(read_facts(path).get("critic"))
-
-
 def save_weights(path: Path, model: Model, writer: ShardWriter, facts: Mapping[str, Any]) -> None:
-    """Collective: write the weights alone into the existing folder `path`, with `facts`, the same on every rank.
-
-    Raises:
-        SlimeError: the disk is full or refuses the write.
-    """
-    state = _model_state(model) | {"slime": dict(facts)}
+    """Collective: write the weights alone into the existing folder `path`, with `facts`, the same on every rank."""
+    state = sharded(model) | {"slime": dict(facts)}
     with megatron_errors(path, "cannot be written"):
-        dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(writer, _dp_cp_group()))
+        _save(path, state, writer)
 
 
 def load_weights(path: Path, model: Model) -> None:
     """Collective: the weights of a checkpoint, in any layout and dtype, whether it has more than them or not.
 
     Of a model with adapters these, or all others, whichever the checkpoint holds (`base_of`).
-
-    Raises:
-        SlimeError: the folder holds no checkpoint, one of another model, or one whose pickles are more than data.
     """
-    state = _model_state(model, learns=base_of(path) is not None)
+    state = sharded(model, learns=base_of(path) is not None)
     with megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
-        strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), _dp_cp_group())
-        loaded = dist_checkpointing.load(state, str(path), strategy, strict="raise_unexpected")
+        loaded = _load(path, state)
     _take(model, loaded)
 
 
 def base_of(path: Path) -> Base | None:
-    """Where the other weights of a checkpoint of adapters are; None: it holds the model itself.
-
-    Raises:
-        SlimeError: the folder holds no checkpoint, or one whose pickles are more than data.
-    """
+    """Where the other weights of a checkpoint of adapters are; None: it holds the model itself."""
     with megatron_errors(path, "is not a checkpoint of this model"), only_data(path):
         found = dist_checkpointing.load_common_state_dict(str(path)).get("slime", {}).get("base")
     return Base(**found) if found else None
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What slime wrote beside the tensors of a checkpoint.
-
-    Raises:
-        SlimeError: the folder holds no checkpoint of slime, or one whose pickles are more than data.
-    """
+    """What slime wrote beside the tensors of a checkpoint of its own."""
     with megatron_errors(path, "is not one of slime's"), only_data(path):
         return dict(dist_checkpointing.load_common_state_dict(str(path))["slime"])
 
 
-def sharded(model: Model) -> dict[str, Any]:
-    """Where the parts of each parameter lie in a checkpoint: Megatron-core's sharded state, by module."""
-    return _model_state(model)
+def _save(path: Path, state: dict[str, Any], writer: ShardWriter) -> None:
+    dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(writer, _dp_cp_group()))
+
+
+def _load(path: Path, state: dict[str, Any]) -> Any:
+    strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), _dp_cp_group())
+    return dist_checkpointing.load(state, str(path), strategy, strict="raise_unexpected")
 
 
 def _dp_cp_group() -> Any:
@@ -196,8 +165,9 @@ def _named(model: Model) -> Iterator[tuple[str, Any]]:
     yield from ((f"model{index}", module) for index, module in enumerate(model.modules))
 
 
-def _model_state(model: Model, *, learns: bool = True) -> dict[str, Any]:
-    """Of a model with adapters these alone, or all others; otherwise the whole."""
+def sharded(model: Model, *, learns: bool = True) -> dict[str, Any]:
+    """Where the parts of each parameter lie in a checkpoint: Megatron-core's sharded state, by module. Of a model with
+    adapters these alone, or all others."""
     state = {name: module.sharded_state_dict(prefix="", metadata=_metadata()) for name, module in _named(model)}
     for name, module in _named(model) if model.adapters else ():
         learning = {key for key, parameter in module.named_parameters() if parameter.requires_grad}
@@ -212,7 +182,7 @@ def _take(model: Model, loaded: Mapping[str, Any]) -> None:
 
 
 def _optimizer_state(model: Model, optimizer: Optimizer, *, is_loading: bool) -> Any:
-    state = _model_state(model)
+    state = sharded(model)
     only = state["model0"] if len(state) == 1 else state
     return optimizer.megatron.sharded_state_dict(only, is_loading=is_loading, metadata=_metadata())
 
@@ -222,7 +192,7 @@ def _reference_state(model: Model, ref: reference.Weights | None) -> dict[str, A
     if ref is None:
         return {}
     with reference.swapped_in(ref, model.modules):
-        state = {f"reference.{name}": part for name, part in _model_state(model).items()}
+        state = {f"reference.{name}": part for name, part in sharded(model).items()}
         dict_list_map_inplace(_copied, state)
     add_prefix_for_sharding(state, "reference.")
     return state
@@ -230,7 +200,7 @@ def _reference_state(model: Model, ref: reference.Weights | None) -> dict[str, A
 
 def _critic_state(critic: Critic, *, is_loading: bool) -> dict[str, Any]:
     """Its model and optimizer under keys of their own."""
-    state = _model_state(critic.model)
+    state = sharded(critic.model)
     state |= {"optimizer": _optimizer_state(critic.model, critic.optimizer, is_loading=is_loading)}
     add_prefix_for_sharding(state, "critic.")
     return {"critic": state}
@@ -260,7 +230,6 @@ def _layout(model: Model) -> tuple[int, ...]:
 
 
 def _facts(model: Model, optimizer: Optimizer, ref: reference.Weights | None) -> dict[str, Any]:
-    """What is the same on every rank."""
     return _progress(optimizer) | {
         "layout": _layout(model),
         "has_reference": ref is not None,

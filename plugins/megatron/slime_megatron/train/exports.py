@@ -15,11 +15,12 @@ from slime.files import folder_aside
 from slime.models.bridge import HfConfig
 from slime.models.mapping import WeightMapping
 from slime_megatron.train.megatron import Model
+from slime_megatron.train.weights.adapters import WithAdapters
+from slime_megatron.train.weights.export import BUCKET_BYTES, Inventory, export_hf, take_inventory
 
 if TYPE_CHECKING:
     from slime.weights.portions import Export, Receivers
     from slime.weights.quantized import Quantizer
-    from slime_megatron.train.weights.export import Inventory
 
 
 class Exports:
@@ -36,26 +37,22 @@ class Exports:
     mapping: WeightMapping
 
     def export(
-        self, bucket_bytes: int | None = None, *, everywhere: bool = False, quantizer: Quantizer | None = None
+        self, bucket_bytes: int = BUCKET_BYTES, *, everywhere: bool = False, quantizer: Quantizer | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """HF names and full tensors of the current weights, on rank 0 or everywhere; a rank that receives none runs
         through it for nothing. See `slime_megatron.train.weights.export.export_hf`."""
-        from slime_megatron.train.weights.export import BUCKET_BYTES, export_hf
-
         return export_hf(
             self.model.modules,
             self.mapping,
-            bucket_bytes or BUCKET_BYTES,
+            bucket_bytes,
             everywhere=everywhere,
             quantizer=quantizer,
             inventory=self.inventory,
         )
 
     def export_hf(self, source: Path, destination: Path) -> None:
-        """Write the current weights as an HF folder, and the model's adapters beside it.
-
-        One that an earlier end of this run left is replaced when the new one is whole.
-        """
+        """Write the current weights as an HF folder, and the model's adapters beside it. What an earlier end of the run
+        left is replaced when the new one is whole."""
         from slime_megatron.train.weights.save_hf import save_hf
 
         tensors = self.export()
@@ -67,13 +64,7 @@ class Exports:
             self.save_adapters(destination.with_name("adapter"))
 
     def save_adapters(self, folder: Path) -> None:
-        """Write the model's adapters in their own form; a folder that is there already is replaced. Collective.
-
-        Raises:
-            SlimeError: the disk is full or refuses the write.
-        """
-        from slime_megatron.train.weights.export import export_hf
-
+        """Write the model's adapters in their own form; a folder that is there already is replaced."""
         assert self.model.adapters, "asked of a model that has some"
         mapping = self.model.adapters.mapping(self.mapping)
         tensors = list(export_hf(self.model.modules, mapping, inventory=self.adapter_inventory))
@@ -90,13 +81,7 @@ class Exports:
         quantizer: Quantizer | None,
         whole: bool = True,
     ) -> Export:
-        """The same in buckets, divided among `receivers`. See `slime_megatron.train.weights.export.Export`.
-
-        Args:
-            whole: False: of a model whose adapters are published as they are, these alone.
-        """
-        from slime_megatron.train.weights.adapters import WithAdapters
-
+        """See `slime.train.rank.TrainerRank`."""
         adapters = self.model.adapters
         beside = adapters and adapters.scale_beside
         of_weights = self.inventory.export(
@@ -110,14 +95,10 @@ class Exports:
     @cached_property
     def inventory(self) -> Inventory:
         """This rank's weights, and who else holds what of them."""
-        from slime_megatron.train.weights.export import take_inventory
-
         return take_inventory(self.model.modules, self.mapping)
 
     @cached_property
     def adapter_inventory(self) -> Inventory:
         """The same of the adapters' parameters."""
-        from slime_megatron.train.weights.export import take_inventory
-
         assert self.model.adapters, "asked of a model that has some"
         return take_inventory(self.model.modules, self.model.adapters.mapping(self.mapping))

@@ -33,11 +33,7 @@ def load_first(model: Model, mapping: WeightMapping, path: str, weights: str | N
 
 
 def load_teacher(model: Model, mapping: WeightMapping, path: str) -> reference.Weights:
-    """Collective: those of either kind of folder, in host memory; the model's own stay bit for bit as they are.
-
-    Raises:
-        SlimeError: as `load_first`.
-    """
+    """Collective: those of either kind of folder, in host memory; the model's own stay bit for bit as they are."""
     weights = path if is_megatrons(resolve(path)) else None
     try:
         return reference.loaded_by(partial(load_first, model, mapping, path, weights), model.modules)

@@ -50,11 +50,9 @@ class Learning:
 
         Args:
             num_loss_tokens: over all ranks.
-            step: for messages.
             extra_losses: of blocks of the model, with their weights.
             learns: otherwise there are neither gradients nor a step, but the objective's metrics alone.
-            replays: as of `slime_megatron.train.step.score`.
-            explain: what more is to be said of the metrics, before the weights change.
+            explain: gives more metrics, before the weights change.
         """
         names, layer_losses = loss.metrics, dict[str, Tensor]()
         if learns:

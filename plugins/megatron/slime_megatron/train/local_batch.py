@@ -48,11 +48,7 @@ class LocalMicroBatch:
 
 
 def require_tokens(micro_batches: Sequence[MicroBatch], columns: Sequence[Column], vocab_size: int) -> None:
-    """That all ids are of the model's tokens: of one that is not, embeddings on several ranks would make zeros.
-
-    Raises:
-        SlimeError: one is not.
-    """
+    """Raises SlimeError: an id is of no token of the model. Embeddings on several ranks would make zeros of it."""
     for micro in micro_batches:
         for ids in (micro.tokens, micro.labels):
             if ids.min(initial=0) < 0 or ids.max(initial=0) >= vocab_size:

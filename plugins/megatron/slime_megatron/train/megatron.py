@@ -32,7 +32,8 @@ from slime.topology.adapters import Adapters, adapters_of
 from slime.weights.causes import quantization
 from slime_megatron.train import settings
 from slime_megatron.train.model.packed.sequences import TakesPrefixes
-from slime_megatron.train.model.policy import KeepsFp32, PolicyModel
+from slime_megatron.train.model.policy import PolicyModel
+from slime_megatron.train.model.value import ValueHead
 
 _GROUP_SIZES = (
     "tensor_model_parallel_size",
@@ -73,15 +74,10 @@ class Model:
 
 
 def initialize(cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
-    """Join the process group (gloo on cpu, NCCL on cuda) and make Megatron's parallel groups from `train.megatron`.
-
-    Collective over all ranks; call once a process.
+    """Join the process group (gloo on cpu, NCCL on cuda) and make Megatron's parallel groups; collective.
 
     Args:
         master_addr, master_port: where rank 0 listens; a file and 0 on one host.
-
-    Raises:
-        SlimeError: the parallel sizes do not divide the number of ranks.
     """
     timeout = timedelta(seconds=cfg.cluster.hang_timeout_s)
     if master_port:
@@ -107,7 +103,11 @@ def join(cfg: SlimeConfig, rank: int, world_size: int, store: Any) -> None:
 
 
 def make_groups(cfg: SlimeConfig) -> None:
-    """Megatron's parallel groups and seeds for the layout of `cfg`; again for another layout."""
+    """Make Megatron's parallel groups and seeds for the layout of `cfg`; again for another layout.
+
+    Raises:
+        SlimeError: the parallel sizes do not divide the number of ranks.
+    """
     sizes = {name: cfg.train.megatron[name] for name in _GROUP_SIZES if cfg.train.megatron.get(name) is not None}
     tp, ep = (sizes.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "expert"))
     sizes.setdefault("expert_tensor_parallel_size", default_etp(tp, ep))
@@ -146,7 +146,7 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, *, kind: type[Pol
     adapters = adapters_of(cfg.train) if is_policy else None
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda():
-        modules = _modules(kind, _head(cfg.train), bridge, hf, config, traits if is_policy else ())
+        modules = _modules(kind, cfg.train, bridge, hf, config, traits if is_policy else ())
         if adapters:
             adapters.attach(modules, bridge.weight_mapping(hf), cfg.run.seed)
         if cfg.cluster.on_gpus:
@@ -214,23 +214,18 @@ def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     traits = traits_of(bridge, hf)
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda(), torch.device("meta"):
-        return Model([], _modules(PolicyModel, _head(cfg.train), bridge, hf, config, traits), config, traits)
-
-
-def _head(train: TrainConfig) -> dict[str, Any]:
-    """Keywords of `PolicyModel` that say how its last stage computes log-probs."""
-    return {"chunk_tokens": train.logprob_chunk_tokens}
+        return Model([], _modules(PolicyModel, cfg.train, bridge, hf, config, traits), config, traits)
 
 
 def _modules(
     kind: type[PolicyModel],
-    head: dict[str, Any],
+    train: TrainConfig,
     bridge: ModelBridge,
     hf: HfConfig,
     config: TransformerConfig,
     traits: Sequence[Traits],
 ) -> list[PolicyModel]:
-    kwargs = head | _model_kwargs(bridge, hf, config)
+    kwargs = {"chunk_tokens": train.logprob_chunk_tokens, **_model_kwargs(bridge, hf, config)}
     kwargs["heads"] = [trait.head(config) for trait in traits if trait.head is not None]
     stages = range(config.virtual_pipeline_model_parallel_size or 1)
     return [_chunk(kind, bridge, config, kwargs, stage) for stage in stages]
@@ -268,7 +263,7 @@ def _wrap(
 ) -> DistributedDataParallel:
     """In the compute precision, with gradients reduced over data-parallel ranks."""
     inner = Float16Module(config, module) if config.bf16 or config.fp16 else module
-    for head in (each for each in module.modules() if isinstance(each, KeepsFp32)):
+    for head in (each for each in module.modules() if isinstance(each, ValueHead)):
         head.in_fp32()
     # Only the first chunk's gradients can overlap with computation: later chunks' reductions would delay the pipeline.
     chunk = DistributedDataParallel(config, ddp, inner, disable_bucketing=index > 0)

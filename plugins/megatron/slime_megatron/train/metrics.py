@@ -24,15 +24,12 @@ def reduce_terms(
     where: str,
     device: torch.device,
 ) -> dict[str, float]:
-    """Sum means, average token sums over the loss tokens, take maxima; over every rank, in float64.
-
-    What no token was measured for is left out.
+    """Sum means, average token sums over the loss tokens, take maxima; over every rank, in float64. What no token was
+    measured for is left out.
 
     Args:
         terms: of this rank's micro-batches; none on a pipeline stage other than the last.
-        names: what `terms` hold.
         layer_losses: this rank's parts of means, by name.
-        where: for the message.
 
     Raises:
         SlimeError: a metric or gradient is not finite, on every rank alike, naming the metrics and the rank.

@@ -36,8 +36,7 @@ class StepLoss:
     """An objective's loss in one optimizer step. Called with a micro-batch's scores and number.
 
     Args:
-        scored: by name of a column and micro-batch, what the passes before gave; of a pipeline stage other than the
-            last there is none.
+        scored: by name of a column and micro-batch, what the passes before gave; none but on the last pipeline stage.
         is_first: the weights are still those before the first optimizer step, so that the model's own log-probs are
             those of `Source.policy`, if no pass was made for them.
     """
@@ -140,27 +139,14 @@ def _require_declared(objective: Objective, terms: LossTerms, metrics: Metrics) 
 def with_extra_losses(
     loss: LossFunction, extra_losses: Sequence[tuple[ExtraLoss, float]], packed: Sequence[PackedSequences]
 ) -> LossFunction:
-    """`loss`, and the extra ones, each of one of the rows of scores behind the objective's.
-
-    Args:
-        extra_losses: with their weights.
-        packed: by micro-batch.
-    """
+    """`loss`, and the extra ones with their weights, each of a row of scores behind the objective's and a mean under
+    its own name; `loss` among the means stays the objective's."""
 
     def both(scores: Tensor, number: int) -> LossTerms:
         terms = loss(scores, number)
         for row, (extra, scale) in zip(scores[len(scores) - len(extra_losses) :], extra_losses, strict=True):
-            terms = with_extra_loss(terms, extra.name, extra.of(row, packed[number]), scale)
+            of_row = extra.of(row, packed[number])
+            terms = replace(terms, loss=terms.loss + scale * of_row, means={**terms.means, extra.name: of_row})
         return terms
 
     return both
-
-
-def with_extra_loss(terms: LossTerms, name: str, loss: Tensor, scale: float) -> LossTerms:
-    """With the loss of another part of the model, a scalar, under its own name.
-
-    Args:
-        scale: the loss's weight; `loss` among the means stays the objective's own.
-    """
-    means = {**terms.means, name: loss}
-    return replace(terms, loss=terms.loss + scale * loss, means=means)

@@ -29,7 +29,6 @@ def score_columns(
     """The columns of an objective that come from `sources`, a pass for each.
 
     Args:
-        local: micro-batches of this rank, by optimizer step.
         weights_of: inside, the model has the weights whose log-probs a source stands for.
         replays: the model's own pass replays what engines recorded.
     """

@@ -20,12 +20,7 @@ def with_penalties(
     stage: Stage, local: list[list[LocalMicroBatch]], scored: Mapping[str, Sequence[Sequence[Tensor]]]
 ) -> list[list[LocalMicroBatch]]:
     """The micro-batches with the column `PENALTIES`, if the stage takes anything from rewards. It is 0 on pipeline
-    stages other than the last, which know no log-probs.
-
-    Args:
-        local: by optimizer step.
-        scored: by column and optimizer step, what passes gave of each micro-batch; nothing on these other stages.
-    """
+    stages other than the last, for which passes have `scored` nothing."""
     if not (names := stage.penalised_by):
         return local
     objective = stage.objective
@@ -48,14 +43,8 @@ def with_penalties(
 def sums_of_penalties(
     whole: Sequence[Sequence[MicroBatch]], local: Sequence[Sequence[LocalMicroBatch]]
 ) -> dict[int, float]:
-    """By number of a sample, the sum in float64 of `PENALTIES` over the tokens of it that this rank holds.
-
-    Args:
-        whole, local: micro-batches of this rank, by optimizer step.
-
-    Raises:
-        SlimeError: one is not finite.
-    """
+    """By number of a sample, the sum in float64 of `PENALTIES` over the tokens of it that this rank holds. Raises
+    SlimeError: one is not finite."""
     found: dict[int, float] = {}
     for packs, own_packs in zip(whole, local, strict=True):
         for micro, own in zip(packs, own_packs, strict=True):

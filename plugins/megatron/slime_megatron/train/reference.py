@@ -20,11 +20,7 @@ Weights = list[dict[str, Tensor]]
 
 
 def copy_weights(modules: Sequence[PolicyModel], *, frozen: bool = True) -> Weights:
-    """The current weights, in host memory.
-
-    Args:
-        frozen: parameters that do not learn, too.
-    """
+    """The current weights, in host memory; `frozen`: parameters that do not learn, too."""
     return [
         {
             name: tensor.detach().to("cpu", copy=True)

@@ -67,7 +67,7 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
             returns, and a thread writes the copy. None: `save` writes.
 
     Attributes:
-        written: facts of every file that this rank wrote, by name; there after `save`, or else after `wait`.
+        written: facts of every file that this rank wrote, by name, once they are written.
     """
 
     can_handle_sharded_objects = True
@@ -118,11 +118,7 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
 
 
 class ShardFiles(FileSystemWriter):
-    """torch's writer of a rank's files.
-
-    Attributes:
-        files: has the facts of what was written.
-    """
+    """torch's writer of a rank's files."""
 
     def __init__(self, folder: str | Path, num_threads: int) -> None:
         super().__init__(folder, thread_count=num_threads)

@@ -29,11 +29,7 @@ def score(model: Model, micro_batches: Sequence[LocalMicroBatch], *, replays: bo
     Args:
         replays: layers do what engines recorded (`slime.models.traits.Recording`), as in training.
     """
-    for chunk in model.chunks:
-        chunk.eval()
     scores: list[Tensor] = _run(model, micro_batches, lambda output, number: output, forward_only=True, replays=replays)
-    for chunk in model.chunks:
-        chunk.train()
     return scores
 
 
@@ -42,11 +38,7 @@ def measure(
     model: Model, micro_batches: Sequence[LocalMicroBatch], loss_function: LossFunction, others: Others | None = None
 ) -> list[LossTerms]:
     """What `accumulate_gradients` returns, without gradients."""
-    for chunk in model.chunks:
-        chunk.eval()
     terms: list[LossTerms] = _run(model, micro_batches, loss_function, others=others, forward_only=True)
-    for chunk in model.chunks:
-        chunk.train()
     return terms
 
 
@@ -114,8 +106,9 @@ def _run(
     replays: bool = True,
 ) -> Any:
     iterators = [iter(list(enumerate(micro_batches))) for _ in model.chunks]
-    forward_backward = get_forward_backward_func()
-    return forward_backward(
+    for chunk in model.chunks:
+        chunk.train(not forward_only)
+    found = get_forward_backward_func()(
         forward_step_func=partial(_forward_step, function, others, forward_only, replays),
         data_iterator=iterators if len(iterators) > 1 else iterators[0],
         model=model.chunks,
@@ -125,6 +118,9 @@ def _run(
         forward_only=forward_only,
         collect_non_loss_data=forward_only,
     )
+    for chunk in model.chunks:
+        chunk.train()
+    return found
 
 
 def _forward_step(

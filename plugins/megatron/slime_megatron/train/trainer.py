@@ -42,15 +42,7 @@ if TYPE_CHECKING:
 
 
 class Trainer(Exports):
-    """One per process; every method is collective: all ranks call it with the same arguments.
-
-    A batch may be whole, or the share of this rank (`Batch.share`).
-
-    Args:
-        cfg: the checked config of the run.
-        rank, world_size: of this process among the trainers.
-        master_addr, master_port: where the ranks meet, as for `megatron.initialize`.
-    """
+    """One per process, of a checked config. A batch may be whole, or the share of this rank (`Batch.share`)."""
 
     def __init__(self, cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, master_port: int) -> None:
         self.cfg = cfg
@@ -111,36 +103,23 @@ class Trainer(Exports):
         )
 
     def init_weights(self) -> None:
-        """Those of `model.weights` or else of the HF checkpoint; with `model.init=random` those it was built with.
-
-        Raises:
-            SlimeError: what is there is damaged, of another model, or adapters for a model without any.
-        """
+        """Take those of `model.weights` or else of the HF folder; with `model.init=random` those it was built with."""
         if self.cfg.model.init is Init.random:
             return
         load_first(self.model, self.mapping, self.cfg.model.path, self.cfg.model.weights)
         self.optimizer.after_load_of_model()
 
     def snapshot_reference(self) -> None:
-        """The current weights become the reference that the KL divergence is taken to; kept only if it is asked for."""
         if run_stages(self.cfg).needs(Source.reference):
             self.reference = reference.copy_weights(self.model.modules, frozen=False)
 
     def hold_teacher(self) -> None:
-        """Load the weights of `algo.teacher.path` into host memory; those of the model stay bit for bit as they are.
-
-        Raises:
-            SlimeError: what is there is damaged or of another model.
-        """
+        """Load the weights of `algo.teacher.path` into host memory; those of the model stay bit for bit as they are."""
         assert self.cfg.algo.teacher.path, "compose() asks for it"
         self.teacher = load_teacher(self.model, self.mapping, self.cfg.algo.teacher.path)
 
     def begin_critic(self, stage: str) -> None:
-        """Make the critic of a stage, from `algo.critic.path` or else the current weights; nothing if it has none.
-
-        Raises:
-            SlimeError: the weights of that folder are damaged or of another model.
-        """
+        """Make the critic of a stage, from `algo.critic.path` or else the current weights; nothing if it has none."""
         if (estimator := run_stages(self.cfg)[stage].estimator) is None:
             return
         path, critic = self.cfg.algo.critic.path, self._make_critic(estimator)
@@ -150,17 +129,13 @@ class Trainer(Exports):
             critic.begin(self.model.modules, stage)
 
     def _make_critic(self, estimator: CriticEstimator) -> Critic:
-        critic: Critic = estimator.make_critic(self)
-        self.critic, self._offloads = critic, [self._offload, critic.offload]
-        return critic
+        self.critic = Critic(estimator, self.cfg, self.bridge, self.hf, self.device)
+        self._offloads = [self._offload, self.critic.offload]
+        return self.critic
 
     def penalties(self, batches: Sequence[Batch], stage: str) -> dict[int, float]:
-        """What the stage's objective takes from rewards where no critic learns of them, under the weights before a
-        step. The `train` that follows, of the same samples, finds the log-probs of this.
-
-        Returns:
-            By number of a sample, the sum over the loss tokens of it that this rank alone answers for.
-        """
+        """What the stage's objective takes from rewards where no critic learns of them, by number of a sample: the sum
+        over the loss tokens of it that this rank alone answers for. The `train` that follows finds the log-probs."""
         chosen = run_stages(self.cfg)[stage]
         with cpu_stands_in_for_cuda():
             local = self._begin(chosen, batches)
@@ -171,12 +146,7 @@ class Trainer(Exports):
         return sums_of_penalties(whole, with_penalties(chosen, local, self._kept[0]))
 
     def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
-        """The passes that the stage's objective asks for, then one optimizer step a batch, in each
-        epoch of the stage.
-
-        Args:
-            stage: name of one of the run's stages (`slime.algo.stages`).
-            learns: False: the objective's metrics are measured, and nothing changes.
+        """The passes that the stage's objective asks for, then one optimizer step a batch, in each epoch of the stage.
 
         Returns:
             The same on every rank: the objective's metrics (a maximum is the largest, others are means; those measured
@@ -284,7 +254,6 @@ class Trainer(Exports):
         return found
 
     def usage(self) -> Usage:
-        """The most that this rank's device and process held since it was asked last."""
         return peak_usage(self.device)
 
     def trim(self) -> None:
@@ -295,8 +264,7 @@ class Trainer(Exports):
             torch.cuda.empty_cache()
 
     def offload(self) -> dict[str, float]:
-        """Free the device for engines that share it; returns what stays there, `residue/..._gib`. Nothing but `onload`
-        may follow."""
+        """Free the device; nothing but `onload` may follow."""
         for each in self._offloads:
             each.offload()
         return residue(self.device)
@@ -308,23 +276,12 @@ class Trainer(Exports):
             each.onload()
 
     def save(self, path: Path) -> dict[str, FileFacts]:
-        """Write model, optimizer, schedule, random state and reference into the existing folder `path`.
-
-        Returns:
-            The facts of the files that this rank digested as it wrote them, by name.
-
-        Raises:
-            SlimeError: the disk is full or the folder cannot be written.
-        """
+        """Write as `begin_save`, and wait for it."""
         return self._save(path, None).wait()
 
     def begin_save(self, path: Path) -> checkpoint.Saving:
-        """As `save`, but the files are written while the training goes on, from a copy on the host. The ranks may wait
-        for theirs at different times.
-
-        Raises:
-            SlimeError: the folder cannot be written.
-        """
+        """Write model, optimizer, schedule, random state and reference into the existing folder `path` while training
+        goes on, from a copy on the host. The ranks may wait for theirs at different times."""
         if self._save_group is None:
             self._save_group = dist.new_group(backend="gloo")
         return self._save(path, self._save_group)
@@ -336,15 +293,10 @@ class Trainer(Exports):
             return checkpoint.Saving(path, self.model, self.optimizer, self.reference, group, self.critic)
 
     def load(self, path: Path) -> None:
-        """Take up what `save` wrote, also in another parallel layout.
-
-        Raises:
-            SlimeError: the folder is not a checkpoint of this model, or a file of it is damaged.
-        """
         if self.model.adapters:
             self.init_weights()
         for stage in run_stages(self.cfg):
-            if stage.estimator and checkpoint.has_critic(path):
+            if stage.estimator and checkpoint.read_facts(path).get("critic"):
                 self._make_critic(stage.estimator)
         with cpu_stands_in_for_cuda():
             self.reference = checkpoint.load(path, self.model, self.optimizer, self.critic)

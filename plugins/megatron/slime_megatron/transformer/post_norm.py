@@ -7,8 +7,9 @@ from typing import Any
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
+
+from slime_megatron.train.model.linear import sharded
 
 
 def output_projection(*, post_norm: bool, norm: type) -> type | ModuleSpec:
@@ -37,15 +38,6 @@ class PostNormRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """As upstream, with the norm's parameters as replicated tensors."""
-        assert metadata is not None, "Megatron-core passes the data-parallel group in metadata"
-        sharded: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        norm = make_sharded_tensors_for_checkpoint(
-            dict(self.post_layernorm.named_parameters()),
-            f"{prefix}post_layernorm.",
-            {},
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=metadata["dp_cp_group"],
-        )
-        sharded.update(norm)
-        return sharded
+        linear: dict[str, Any] = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        norm = dict(self.post_layernorm.named_parameters())
+        return linear | sharded(norm, self.tp_group, f"{prefix}post_layernorm.", sharded_offsets, metadata)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slime_megatron.sparse_attention import sparse_attention as module
+from slime_megatron.sparse_attention import plain as module
 from slime_megatron.sparse_attention.config import SparseLatentConfig
 from slime_megatron.sparse_attention.indexer import Indexer, IndexQueries, select_keys
 from slime_megatron.sparse_attention.indexer_loss import AttentionTarget, indexer_loss

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from slime_megatron.sparse_attention import stock
-from slime_megatron.sparse_attention.sparse_attention import PlainSparseAttention, sparse_attention
+from slime_megatron.sparse_attention.plain import PlainSparseAttention
+from slime_megatron.sparse_attention.sparse_attention import sparse_attention
 from slime_megatron.sparse_attention.stock import SIZE, VALUE_SIZE, StockKernels, Unusable, by_stock_kernels, check_fit
 
 SCALE = SIZE**-0.5

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from slime.models.published import Count, Flag, Number, Object, Positive, Published, Size, Text, Texts, Tokens
+from slime.models.published import Count, Flag, Positive, Published, Size, Text, Texts
+from slime_megatron.published import BesideLatentExperts, LatentExpertsConfig
 
 
-class DeepseekV3Config:
-    """transformers' `DeepseekV3Config`."""
+class DeepseekConfig(LatentExpertsConfig):
+    """What both of transformers' classes have alike."""
 
     vocab_size: Size = 129_280
     hidden_size: Size = 7168
@@ -14,105 +15,48 @@ class DeepseekV3Config:
     moe_intermediate_size: Size = 2048
     num_hidden_layers: Size = 61
     num_attention_heads: Size = 128
-    num_key_value_heads: Size | None = 128
-    n_shared_experts: Count = 1
     n_routed_experts: Size = 256
     routed_scaling_factor: Positive = 2.5
-    kv_lora_rank: Size = 512
-    q_lora_rank: Size | None = 1536
-    qk_rope_head_dim: Size = 64
     v_head_dim: Size = 128
     qk_nope_head_dim: Size = 128
     n_group: Size = 8
     topk_group: Size = 4
     num_experts_per_tok: Size = 8
     first_k_dense_replace: Count = 3
-    norm_topk_prob: Flag = True
-    hidden_act: Text = "silu"
+
+
+class DeepseekV3Config(DeepseekConfig):
+    """transformers' `DeepseekV3Config`."""
+
+    num_key_value_heads: Size | None = 128
+    q_lora_rank: Size | None = 1536
     max_position_embeddings: Size = 4096
-    initializer_range: Number = 0.02
-    rms_norm_eps: Positive = 1e-06
-    use_cache: Flag = True
-    pad_token_id: Tokens = None
-    bos_token_id: Tokens = 0
-    eos_token_id: Tokens = 1
     pretraining_tp: Count | None = 1
-    tie_word_embeddings: Flag = False
-    rope_parameters: Object | None = None
     rope_interleave: Flag = True
-    attention_bias: Flag = False
-    attention_dropout: Number = 0.0
 
 
-class DeepseekV32Config:
+class DeepseekV32Config(DeepseekConfig):
     """transformers' `DeepseekV32Config`."""
 
-    vocab_size: Size = 129_280
-    hidden_size: Size = 7168
-    intermediate_size: Size = 18_432
-    moe_intermediate_size: Size = 2048
-    num_hidden_layers: Size = 61
-    num_attention_heads: Size = 128
     num_key_value_heads: Size = 128
-    n_shared_experts: Count = 1
-    n_routed_experts: Size = 256
-    routed_scaling_factor: Positive = 2.5
-    kv_lora_rank: Size = 512
     q_lora_rank: Size = 1536
-    qk_rope_head_dim: Size = 64
-    v_head_dim: Size = 128
-    qk_nope_head_dim: Size = 128
-    n_group: Size = 8
-    topk_group: Size = 4
-    num_experts_per_tok: Size = 8
-    norm_topk_prob: Flag = True
-    hidden_act: Text = "silu"
     max_position_embeddings: Size = 163_840
-    initializer_range: Number = 0.02
-    rms_norm_eps: Positive = 1e-06
-    use_cache: Flag = True
-    pad_token_id: Tokens = None
-    bos_token_id: Tokens = 0
-    eos_token_id: Tokens = 1
-    tie_word_embeddings: Flag = False
-    rope_parameters: Object | None = None
     mlp_layer_types: Texts | None = None
-    attention_bias: Flag = False
-    attention_dropout: Number = 0.0
     index_topk: Size = 2048
     index_head_dim: Size = 128
     index_n_heads: Size = 64
     mlp_bias: Flag = False
     num_experts: Size = 256
     head_dim: Size = 64
-    first_k_dense_replace: Count = 3
     layer_types: Texts | None = None
 
 
-class Beside:
-    """Read by SGLang's classes, or in published folders."""
-
-    cli_factor: Size = 1
-    indexer_rope_interleave: Flag = False
-    llama_4_scaling: Object | None = None
-    moe_layer_freq: Size = 1
-    num_hash_layers: Count = 0
-    num_local_experts: Size | None = None
-    num_nextn_predict_layers: Count | None = 0
-    partial_rotary_factor: Positive = 1.0
-    qk_head_dim: Size | None = None
-    routing_method_type: Count | None = None
-    scoring_func: Text = "sigmoid"
-    swiglu_limit: Number | None = None
-    topk_method: Text = "noaux_tc"
-
-
-class BesideV3(Beside):
+class BesideV3(BesideLatentExperts):
     head_dim: Size | None = None
     index_topk: Size | None = None
 
 
-class BesideV32(Beside):
+class BesideV32(BesideLatentExperts):
     """Which layers of it have an indexer, SGLang's class would read."""
 
     index_topk_freq: Size | None = None

@@ -5,8 +5,7 @@ Run `python make_tiny_assets.py [FOLDER]`. A test compares the output with what 
 
 from pathlib import Path
 
-from slime_megatron.sparse_attention.tiny import SPARSE_DECODER
-from slime_testing.tiny import DECODER, MAX_TOKENS, write_tiny_models
+from slime_testing.tiny import DECODER, MAX_TOKENS, SPARSE_DECODER, write_tiny_models
 
 ASSETS = Path(__file__).resolve().parents[1] / "slime_plugin_deepseek_v3" / "assets"
 

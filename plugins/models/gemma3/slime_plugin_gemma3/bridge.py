@@ -9,75 +9,61 @@ from slime.errors import SlimeError
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
-from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output
-from slime_plugin_gemma3.published import GEMMA3
-from slime_plugin_gemma3.rotary import LOCAL_BASE
+from slime.models.rules import Rules
+from slime_megatron.family import Decoder
+from slime_megatron.transformer import decoder, embeddings, gqa, mlp
+from slime_plugin_gemma3.published import GEMMA3, LOCAL_BASE
 
 if TYPE_CHECKING:
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+    from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
-class Gemma3:
+class Gemma3(Decoder):
     """Gemma 3's text models (arXiv 2503.19786): norms before and behind attention and MLP, five layers with a sliding
     window to one without, each kind with a rotary base of its own, embeddings times the root of the hidden size."""
 
     family = "gemma3_text"
     published = GEMMA3
 
-    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
-        return _read(hf)[0]
+    def read(self, reader: ConfigReader) -> tuple[dict[str, Any], dict[str, Any]]:
+        for not_supported in ("attention_bias", "use_bidirectional_attention"):
+            reader.only(not_supported, False, None)
+        for softcapping in ("attn_logit_softcapping", "final_logit_softcapping"):
+            reader.only(softcapping, None)
+        reader.only("hidden_activation", "gelu_pytorch_tanh")
+        reader.skip("cache_implementation")
+        config = {
+            **decoder.keywords(reader),
+            **gqa.keywords(reader, bias=False, qk_norm=True, rotary_interleaved=False),
+            "activation_func": "gelu",
+            "use_te_activation_func": True,  # the tanh form is a module of the spec
+            "layernorm_zero_centered_gamma": True,
+            "softmax_scale": reader.get("query_pre_attn_scalar") ** -0.5,
+            "window_size": ((reader.get("sliding_window") or 1) - 1, 0),
+            "window_attn_skip_freq": [int(kind == LOCAL) for kind in _layer_types(reader)],
+        }
+        if any(config["window_attn_skip_freq"]) and not reader.get("sliding_window"):
+            reader.refuse("sliding_window", None, "Layers with a window need its size.")
+        return config, {**_rotary(reader), **embeddings.keywords(reader)}
 
-    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
-        return _read(hf)[1]
-
-    def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    def layer(self, config: TransformerConfig, is_moe: bool) -> ModuleSpec:
+        """A dense layer with norms on both sides of attention and MLP."""
         from slime_plugin_gemma3 import spec
 
-        return spec.block(config, vp_stage)
+        return spec.layer(config)
+
+    def attention_rules(self, hf: HfConfig) -> Rules:
+        return gqa.rules_of(hf, qk_norm=True)
 
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        hf = GEMMA3.complete(hf)
-        rules = (
-            *embeddings.rules(hf["vocab_size"]),
-            *decoder.norm_rules(mlp="pre_feedforward_layernorm"),
-            *gqa.rules(hf["num_attention_heads"], hf["num_key_value_heads"], qk_norm=True),
-            *mlp.rules(),
-            *decoder.post_norm_rules("post_attention_layernorm", "post_feedforward_layernorm"),
-            *output.rules(hf["vocab_size"], tied=hf["tie_word_embeddings"]),
-        )
+        hf = self.published.complete(hf)
+        behind = decoder.post_norm_rules("post_attention_layernorm", "post_feedforward_layernorm")
+        norms = decoder.norm_rules(mlp="pre_feedforward_layernorm")
+        rules = decoder.rules(hf, self.attention_rules(hf), (*mlp.rules(), *behind), norms)
         return WeightMapping(rules, hf["num_hidden_layers"])
-
-
-def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf, GEMMA3)
-    for not_supported in ("attention_bias", "use_bidirectional_attention"):
-        reader.only(not_supported, False, None)
-    for softcapping in ("attn_logit_softcapping", "final_logit_softcapping"):
-        reader.only(softcapping, None)
-    reader.only("hidden_activation", "gelu_pytorch_tanh")
-    reader.skip("cache_implementation")
-    config = {
-        **decoder.keywords(reader),
-        **gqa.keywords(reader, bias=False, qk_norm=True, rotary_interleaved=False),
-        "activation_func": "gelu",
-        "use_te_activation_func": True,  # the tanh form is a module of the spec
-        "layernorm_zero_centered_gamma": True,
-        "softmax_scale": reader.get("query_pre_attn_scalar") ** -0.5,
-        "window_size": ((reader.get("sliding_window") or 1) - 1, 0),
-        "window_attn_skip_freq": [int(kind == LOCAL) for kind in _layer_types(reader)],
-    }
-    if any(config["window_attn_skip_freq"]) and not reader.get("sliding_window"):
-        reader.refuse("sliding_window", None, "Layers with a window need its size.")
-    kwargs = {
-        **_rotary(reader),
-        **embeddings.keywords(reader),
-        "share_embeddings_and_output_weights": reader.get("tie_word_embeddings"),
-    }
-    reader.finish()
-    return config, kwargs
 
 
 def _layer_types(reader: ConfigReader) -> Sequence[str]:

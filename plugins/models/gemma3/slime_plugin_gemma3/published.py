@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from slime.models.published import Flag, Number, Object, Positive, Published, Size, Text, Texts, Tokens
 
+LOCAL_BASE = 10_000.0
+"""Of the rotary embeddings in layers with a sliding window, in every Gemma 3."""
+
 
 class Gemma3TextConfig:
     """transformers' `Gemma3TextConfig`."""
@@ -41,7 +44,7 @@ class Beside:
     cache_implementation: Text | None = None
     partial_rotary_factor: Positive = 1.0
     rope_is_neox_style: Flag = True
-    rope_local_base_freq: Positive = 10_000.0
+    rope_local_base_freq: Positive = LOCAL_BASE
     rope_theta: Positive = 1_000_000.0
     sliding_window_pattern: Size | None = 6
 

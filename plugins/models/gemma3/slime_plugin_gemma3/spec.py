@@ -1,4 +1,4 @@
-"""Layer spec of `gemma3_text`: the portable blocks, and what is Gemma's own."""
+"""The layer of `gemma3_text`: the portable blocks, and what is Gemma's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
@@ -18,15 +18,14 @@ from torch import Tensor
 from slime_megatron.transformer import specs
 from slime_megatron.transformer.decoder.module import PackedTransformerLayer
 from slime_megatron.transformer.gqa.module import PackedSelfAttention
-from slime_plugin_gemma3.rotary import LOCAL_BASE
+from slime_plugin_gemma3.published import LOCAL_BASE
 
 
-def block(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-    """Dense layers with norms on both sides of attention and MLP."""
+def layer(config: TransformerConfig) -> ModuleSpec:
+    """A dense layer with norms on both sides of attention and MLP."""
     attention = replace(specs.gqa(config, post_norm=True), module=TwoBaseSelfAttention)
     mlp = specs.gated_mlp(config, post_norm=True, activation=GeluTanhGate)
-    layer = replace(specs.transformer_layer(config, attention=attention, mlp=mlp), module=ScaledInputLayer)
-    return specs.decoder_block(config, vp_stage, lambda moe: layer)
+    return replace(specs.transformer_layer(config, attention=attention, mlp=mlp), module=ScaledInputLayer)
 
 
 class ScaledInputLayer(PackedTransformerLayer):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from slime.models.published import Count, Flag, Number, Object, Positive, Published, Size, Text, Texts, Tokens
+from slime.models.published import Count, Flag, Object, Positive, Published, Size, Text, Texts, Tokens
+from slime_megatron.published import DecoderConfig, LatentExpertsConfig
 
 
-class Glm4Config:
+class Glm4Config(DecoderConfig):
     """transformers' `Glm4Config`."""
 
     vocab_size: Size = 151_552
@@ -15,21 +16,13 @@ class Glm4Config:
     num_attention_heads: Size = 32
     num_key_value_heads: Size = 2
     head_dim: Size = 128
-    hidden_act: Text = "silu"
-    attention_dropout: Number = 0.0
     max_position_embeddings: Size = 131_072
-    initializer_range: Number = 0.02
     rms_norm_eps: Positive = 1.5625e-07
-    use_cache: Flag = True
-    tie_word_embeddings: Flag = False
-    rope_parameters: Object | None = None
     pad_token_id: Tokens = 151_329
-    eos_token_id: Tokens = None
-    bos_token_id: Tokens = None
     attention_bias: Flag = True
 
 
-class Glm4MoeConfig:
+class Glm4MoeConfig(DecoderConfig):
     """transformers' `Glm4MoeConfig`."""
 
     vocab_size: Size = 151_552
@@ -38,15 +31,9 @@ class Glm4MoeConfig:
     num_hidden_layers: Size = 46
     num_attention_heads: Size = 96
     num_key_value_heads: Size = 8
-    hidden_act: Text = "silu"
     max_position_embeddings: Size = 131_072
-    initializer_range: Number = 0.02
     rms_norm_eps: Positive = 1e-05
-    use_cache: Flag = True
-    tie_word_embeddings: Flag = False
-    rope_parameters: Object | None = None
     attention_bias: Flag = False
-    attention_dropout: Number = 0.0
     moe_intermediate_size: Size = 1408
     num_experts_per_tok: Size = 8
     n_shared_experts: Count = 1
@@ -57,12 +44,9 @@ class Glm4MoeConfig:
     first_k_dense_replace: Count = 1
     norm_topk_prob: Flag = True
     use_qk_norm: Flag = False
-    bos_token_id: Tokens = None
-    eos_token_id: Tokens = None
-    pad_token_id: Tokens = None
 
 
-class Glm4MoeLiteConfig:
+class Glm4MoeLiteConfig(LatentExpertsConfig):
     """transformers' `Glm4MoeLiteConfig`."""
 
     vocab_size: Size = 154_880
@@ -72,33 +56,19 @@ class Glm4MoeLiteConfig:
     num_hidden_layers: Size = 47
     num_attention_heads: Size = 20
     num_key_value_heads: Size = 20
-    n_shared_experts: Count = 1
     n_routed_experts: Size = 64
     routed_scaling_factor: Positive = 1.8
-    kv_lora_rank: Size = 512
     q_lora_rank: Size | None = 768
-    qk_rope_head_dim: Size = 64
     v_head_dim: Size = 256
     qk_nope_head_dim: Size = 192
     n_group: Size = 1
     topk_group: Size = 1
     num_experts_per_tok: Size = 4
-    norm_topk_prob: Flag = True
-    hidden_act: Text = "silu"
     max_position_embeddings: Size = 202_752
-    initializer_range: Number = 0.02
     rms_norm_eps: Positive = 1e-05
-    use_cache: Flag = True
-    pad_token_id: Tokens = None
-    bos_token_id: Tokens = 0
-    eos_token_id: Tokens = 1
     pretraining_tp: Count = 1
-    tie_word_embeddings: Flag = False
-    rope_parameters: Object | None = None
     rope_interleave: Flag = True
     mlp_layer_types: Texts | None = None
-    attention_bias: Flag = False
-    attention_dropout: Number = 0.0
 
 
 class Beside:

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slime.types import TrainSample
-from slime_megatron.multi_token_prediction.testing import Prediction
 from slime_testing import models
+from slime_testing.prediction import Prediction
 from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
 from slime_testing.training import GRADIENT_TOLERANCE, NUM_SAMPLES, TOLERANCES, compare, train_layouts

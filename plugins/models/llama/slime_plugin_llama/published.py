@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from slime.models.published import Count, Flag, Number, Object, Positive, Published, Size, Text, Tokens
+from slime.models.published import Count, Flag, Positive, Published, Size, Tokens
+from slime_megatron.published import DecoderConfig
 
 
-class LlamaConfig:
+class LlamaConfig(DecoderConfig):
     """transformers' `LlamaConfig`."""
 
     vocab_size: Size = 32_000
@@ -14,19 +15,11 @@ class LlamaConfig:
     num_hidden_layers: Size = 32
     num_attention_heads: Size = 32
     num_key_value_heads: Size | None = None
-    hidden_act: Text = "silu"
     max_position_embeddings: Size = 2048
-    initializer_range: Number = 0.02
-    rms_norm_eps: Positive = 1e-06
-    use_cache: Flag = True
-    pad_token_id: Tokens = None
     bos_token_id: Tokens = 1
     eos_token_id: Tokens = 2
     pretraining_tp: Count | None = 1
-    tie_word_embeddings: Flag = False
-    rope_parameters: Object | None = None
     attention_bias: Flag = False
-    attention_dropout: Number = 0.0
     mlp_bias: Flag = False
     head_dim: Size | None = None
 

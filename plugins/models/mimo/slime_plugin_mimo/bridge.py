@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import slime_megatron.multi_token_prediction as mtp
 from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import WeightMapping
+from slime.models.rules import Rules
 from slime.models.traits import Traits
-from slime_megatron.transformer import decoder, embeddings, gqa, mlp, output, rotary
+from slime_megatron.family import Decoder, dense, without_windows
+from slime_megatron.transformer import decoder, gqa, mlp
 from slime_plugin_mimo.published import MIMO
 
 if TYPE_CHECKING:
     from megatron.core.transformer.spec_utils import ModuleSpec
-    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 _MTP = "model.mtp_layers.0."
@@ -27,60 +29,36 @@ _MTP_MODULES = {
 """The checkpoint's names by Megatron's."""
 
 
-class Mimo:
+class Mimo(Decoder):
     """MiMo (arXiv 2505.07608): Qwen2's grouped-query attention with biases on q/k/v, rotate-half rotary."""
 
     family = "mimo"
     published = MIMO
 
-    def transformer_config(self, hf: HfConfig) -> dict[str, Any]:
-        return _read(hf)[0]
-
-    def model_kwargs(self, hf: HfConfig) -> dict[str, Any]:
-        return _read(hf)[1]
-
-    def block_spec(self, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-        from slime_plugin_mimo import spec
-
-        return spec.block(config, vp_stage)
+    def read(self, reader: ConfigReader) -> tuple[dict[str, Any], dict[str, Any]]:
+        reader.only("attention_bias", True)
+        reader.only("use_mrope", False)
+        without_windows(reader)
+        config, kwargs = dense(reader, bias=True)
+        return {**config, **mtp.keywords(reader)}, kwargs
 
     def mtp_spec(self, config: TransformerConfig) -> ModuleSpec:
-        from slime_plugin_mimo import spec
+        """The prediction layer, whose projection takes the hidden state first."""
+        from slime_megatron.multi_token_prediction.module import mtp_layer
 
-        return spec.prediction(config)
+        return mtp_layer(config, self.layer(config, False), hidden_first=True)
 
     def traits(self, hf: HfConfig) -> tuple[Traits, ...]:
         return mtp.traits(hf, self.mtp_spec)
 
+    def attention_rules(self, hf: HfConfig) -> Rules:
+        return gqa.rules_of(hf, bias=True)
+
     def weight_mapping(self, hf: HfConfig) -> WeightMapping:
-        hf = MIMO.complete(hf)
-        num_heads = hf["num_attention_heads"]
-        attention = gqa.rules(num_heads, hf["num_key_value_heads"] or num_heads, bias=True)
-        layer = (*decoder.norm_rules(), *attention, *mlp.rules())
+        mapping = super().weight_mapping(hf)
+        hf = self.published.complete(hf)
+        layer = (*decoder.norm_rules(), *self.attention_rules(hf), *mlp.rules())
         prediction = mtp.rules(layer, _MTP, modules=_MTP_MODULES)
-        rules = (
-            *embeddings.rules(hf["vocab_size"]),
-            *layer,
-            *output.rules(hf["vocab_size"], tied=hf["tie_word_embeddings"]),
-        )
-        if hf.get("num_nextn_predict_layers"):
-            return WeightMapping((*rules, *prediction), hf["num_hidden_layers"])
-        ignored = frozenset(name for rule in prediction for name in rule.hf)
-        return WeightMapping(rules, hf["num_hidden_layers"], ignored=ignored)
-
-
-def _read(hf: HfConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = ConfigReader(hf, MIMO)
-    reader.only("use_sliding_window", False)
-    reader.only("layer_types", None, ["full_attention"] * reader.get("num_hidden_layers"))
-    reader.only("attention_bias", True)
-    reader.only("use_mrope", False)
-    reader.skip("max_window_layers", "sliding_window")
-    config = {
-        **decoder.keywords(reader),
-        **gqa.keywords(reader, bias=True, qk_norm=False, rotary_interleaved=False),
-        **mtp.keywords(reader),
-    }
-    kwargs = {**rotary.keywords(reader, default_percent=1.0, partial=False), **embeddings.keywords(reader)}
-    reader.finish()
-    return config, kwargs
+        if hf["num_nextn_predict_layers"]:
+            return replace(mapping, rules=(*mapping.rules, *prediction))
+        return replace(mapping, ignored=frozenset(name for rule in prediction for name in rule.hf))

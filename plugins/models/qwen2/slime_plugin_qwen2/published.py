@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from slime.models.published import Count, Flag, Number, Object, Positive, Published, Size, Text, Texts, Tokens
+from slime.models.published import Flag, Number, Object, Positive, Published, Size
+from slime_megatron.published import WindowConfig
 
 
-class Qwen2Config:
+class Qwen2Config(WindowConfig):
     """transformers' `Qwen2Config`."""
 
     vocab_size: Size = 151_936
@@ -14,21 +15,7 @@ class Qwen2Config:
     num_hidden_layers: Size = 32
     num_attention_heads: Size = 32
     num_key_value_heads: Size | None = 32
-    hidden_act: Text = "silu"
     max_position_embeddings: Size = 32_768
-    initializer_range: Number = 0.02
-    rms_norm_eps: Positive = 1e-06
-    use_cache: Flag = True
-    tie_word_embeddings: Flag = False
-    rope_parameters: Object | None = None
-    use_sliding_window: Flag = False
-    sliding_window: Size | None = 4096
-    max_window_layers: Count = 28
-    layer_types: Texts | None = None
-    attention_dropout: Number = 0.0
-    pad_token_id: Tokens = None
-    bos_token_id: Tokens = None
-    eos_token_id: Tokens = None
 
 
 class Beside:

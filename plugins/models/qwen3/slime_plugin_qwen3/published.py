@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from slime.models.published import Count, Counts, Flag, Number, Object, Positive, Published, Size, Text, Texts, Tokens
+from slime.models.published import Count, Counts, Flag, Number, Object, Positive, Published, Size, Texts
+from slime_megatron.published import DecoderConfig, WindowConfig
 
 
-class Qwen3Config:
+class Qwen3Config(WindowConfig):
     """transformers' `Qwen3Config`."""
 
     vocab_size: Size = 151_936
@@ -15,25 +16,11 @@ class Qwen3Config:
     num_attention_heads: Size = 32
     num_key_value_heads: Size | None = 32
     head_dim: Size = 128
-    hidden_act: Text = "silu"
     max_position_embeddings: Size = 32_768
-    initializer_range: Number = 0.02
-    rms_norm_eps: Positive = 1e-06
-    use_cache: Flag = True
-    tie_word_embeddings: Flag = False
-    rope_parameters: Object | None = None
     attention_bias: Flag = False
-    use_sliding_window: Flag = False
-    sliding_window: Size | None = 4096
-    max_window_layers: Count = 28
-    layer_types: Texts | None = None
-    attention_dropout: Number = 0.0
-    pad_token_id: Tokens = None
-    bos_token_id: Tokens = None
-    eos_token_id: Tokens = None
 
 
-class Qwen3MoeConfig:
+class Qwen3MoeConfig(DecoderConfig):
     """transformers' `Qwen3MoeConfig`."""
 
     vocab_size: Size = 151_936
@@ -42,17 +29,10 @@ class Qwen3MoeConfig:
     num_hidden_layers: Size = 24
     num_attention_heads: Size = 32
     num_key_value_heads: Size = 4
-    hidden_act: Text = "silu"
     max_position_embeddings: Size = 32_768
-    initializer_range: Number = 0.02
-    rms_norm_eps: Positive = 1e-06
-    use_cache: Flag = True
-    tie_word_embeddings: Flag = False
-    rope_parameters: Object | None = None
     attention_bias: Flag = False
     use_sliding_window: Flag = False
     sliding_window: Size | None = 4096
-    attention_dropout: Number = 0.0
     decoder_sparse_step: Size = 1
     moe_intermediate_size: Size = 768
     num_experts_per_tok: Size = 8
@@ -61,9 +41,6 @@ class Qwen3MoeConfig:
     output_router_logits: Flag = False
     router_aux_loss_coef: Number = 0.001
     mlp_only_layers: Counts | None = None
-    pad_token_id: Tokens = None
-    bos_token_id: Tokens = None
-    eos_token_id: Tokens = None
 
 
 class Beside:

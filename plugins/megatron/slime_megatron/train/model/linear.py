@@ -6,12 +6,14 @@ Parameters that every tensor-parallel rank holds whole, but that see only its pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
@@ -78,3 +80,23 @@ def whole_weight(layer: Any) -> Tensor:
 def device_of(config: TransformerConfig) -> torch.device:
     """Where Megatron-core's own layers allocate their parameters."""
     return torch.device("cpu" if config.use_cpu_initialization else torch.cuda.current_device())
+
+
+def sharded(
+    tensors: Mapping[str, Tensor],
+    group: dist.ProcessGroup,
+    prefix: str,
+    offsets: tuple[Any, ...],
+    metadata: Mapping[str, Any] | None,
+    axes: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Parameters that Megatron-core's own modules lack, as a `sharded_state_dict`, which the last arguments are of.
+
+    Args:
+        group: of tensor parallelism.
+        axes: by name, the dimension over which the group divides a parameter; all others are whole on every rank.
+    """
+    assert metadata is not None, "Megatron-core passes the data-parallel group in metadata"
+    groups = {"tp_group": group, "dp_cp_group": metadata["dp_cp_group"]}
+    found: dict[str, Any] = make_sharded_tensors_for_checkpoint(tensors, prefix, axes or {}, offsets, **groups)
+    return found

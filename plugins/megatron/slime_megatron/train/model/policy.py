@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from megatron.core.models.gpt import GPTModel
@@ -35,14 +35,6 @@ class ExtraHead(Protocol):
             hidden: [s, 1, hidden_size] the model's output behind its final norm.
             rotary: as the model's layers get it.
         """
-
-
-@runtime_checkable
-class KeepsFp32(Protocol):
-    """A module whose parameters stay in fp32 where the model computes in another precision."""
-
-    def in_fp32(self) -> None:
-        """Again, where the whole model was cast to its compute precision."""
 
 
 @contextmanager

@@ -13,12 +13,8 @@ from weight_buckets.adapters import SCALE
 
 @dataclass(frozen=True)
 class WithAdapters:
-    """A `slime.weights.portions.Export`: the weights, if they come with this version, then adapters.
-
-    Attributes:
-        of_adapters: has the same receivers.
-        scale: of their products.
-    """
+    """A `slime.weights.portions.Export`: the weights, if they come with this version, then adapters of the same
+    receivers; `scale` is of their products."""
 
     of_weights: Export | None
     of_adapters: Export
@@ -26,11 +22,9 @@ class WithAdapters:
 
     @property
     def receivers(self) -> Sequence[int | None]:
-        """Who receives a bucket."""
         return self.of_adapters.receivers
 
     def run(self) -> Iterator[Portion]:
-        """The tensors of each bucket, collective."""
         for tensors, _ in self.of_weights.run() if self.of_weights else ():
             yield tensors, False
         for tensors, last in self.of_adapters.run():

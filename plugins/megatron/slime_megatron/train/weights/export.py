@@ -123,10 +123,6 @@ def export_hf(
     """As `Inventory.export`, tensor by tensor, to rank 0 or to all, in the order of the mapping whatever the layout.
 
     On ranks that receive nothing the iterator is empty, and must be run through (`slime.weights.portions.drain`).
-
-    Args:
-        modules: the rank's `GPTModel`s, one a virtual pipeline stage.
-        inventory: of `take_inventory`, if it was asked before.
     """
     inventory = inventory or take_inventory(modules, mapping)
     receivers = None if everywhere else (0,)
@@ -148,11 +144,7 @@ def _prefetched(started: Iterator[T]) -> Iterator[T]:
 
 @dataclass
 class _Coming:
-    """A bucket on its way; what a rank sends must live until it has arrived.
-
-    Attributes:
-        values: of a receiver.
-    """
+    """A bucket on its way; what a rank sends must live until it has arrived."""
 
     works: Sequence[dist.Work]
     messages: list[torch.Tensor]

@@ -21,11 +21,7 @@ from weight_buckets.views import Form, aligned
 
 @dataclass(frozen=True)
 class Holding:
-    """What a rank tells the others of a parameter's shard.
-
-    Attributes:
-        is_copy: of another stage's parameter; it is never asked for.
-    """
+    """What a rank tells the others of a parameter's shard; a copy of another stage's is never asked for."""
 
     shard: Shard
     shape: tuple[int, ...]
@@ -144,11 +140,7 @@ class Planner:
     form: WeightFormat | None
 
     def plan(self, entries: Sequence[Entry]) -> list[PlannedBucket]:
-        """The buckets of `entries`, in the order in which all ranks go through them.
-
-        Raises:
-            SlimeError: an entry names a parameter that no rank has.
-        """
+        """The buckets of `entries`, in the order in which all ranks go through them."""
         for entry in entries:
             self._check(entry)
         queues: dict[tuple[int, ...], list[list[Entry]]] = defaultdict(list)

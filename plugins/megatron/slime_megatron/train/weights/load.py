@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,9 @@ import torch
 
 from slime.errors import SlimeError
 from slime.models.mapping import Piece, WeightMapping
-from slime.weights.file_tensors import FileTensor
 from slime.weights.hf_check import LOADED, check_tensors, untied
 from slime.weights.hf_files import HfFiles
 from slime_megatron.train.weights.local import LocalTensor, local_tensors
-
-
-@dataclass(frozen=True)
-class _Read:
-    """A block of one HF tensor on its way into a parameter."""
-
-    target: LocalTensor
-    piece: Piece
 
 
 def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: Path) -> None:
@@ -35,9 +25,7 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
     included, grows by less than twice the checkpoint's largest tensor.
 
     Args:
-        modules: the rank's `GPTModel`s, one a virtual pipeline stage.
         mapping: of the model as built; a checkpoint with more layers is cut.
-        folder: HF folder with config.json and safetensors.
 
     Raises:
         SlimeError: a torn file, or a tensor that is missing, unexpected, of another shape or dtype, or no number.
@@ -47,18 +35,23 @@ def load_hf(modules: Sequence[torch.nn.Module], mapping: WeightMapping, folder: 
     present = mapping.hf_names & files.tensors.keys()
     _check_tied(files, mapping, modules)
     targets = [target for target in local_tensors(modules, mapping).values() if present.issuperset(target.entry.hf)]
-    by_file = _plan(files, targets)
-    num_bytes = {name: _num_bytes(files.tensors[name]) for name in present}
+    by_file: dict[str, dict[str, list[tuple[LocalTensor, Piece]]]] = defaultdict(lambda: defaultdict(list))
     for target in targets:
-        _zero_padding(target)
+        for name, piece in reads(files, target):
+            by_file[files.tensors[name].file][name].append((target, piece))
+    of_present = {name: files.tensors[name] for name in present}
+    num_bytes = {name: math.prod(each.shape) * LOADED[each.dtype] for name, each in of_present.items()}
+    for target in targets:
+        if target.entry.rule.layout.num_rows is not None:  # rows behind the vocabulary belong to no token
+            target.tensor.data.zero_()
     for file, tensors in sorted(by_file.items()):
         for names in _at_once(tensors, num_bytes):
             with files.open(file) as opened, torch.no_grad():
                 for name in names:
-                    for read in tensors[name]:
-                        _copy(opened.get_slice(files.tensors[name].stored_as or name), read)
-                        if not _is_finite(read):
-                            raise _not_finite(files, name, read)
+                    for target, piece in tensors[name]:
+                        values = _copy(opened.get_slice(files.tensors[name].stored_as or name), target, piece)
+                        if not _is_finite(values):
+                            raise _not_finite(files, name, values)
 
 
 def reads(files: HfFiles, target: LocalTensor) -> list[tuple[str, Piece]]:
@@ -92,41 +85,20 @@ def _at_once(names: Iterable[str], num_bytes: Mapping[str, int]) -> Iterator[lis
     yield held
 
 
-def _num_bytes(tensor: FileTensor) -> int:
-    return math.prod(tensor.shape) * LOADED[tensor.dtype]
+def _copy(source: Any, target: LocalTensor, piece: Piece) -> torch.Tensor:
+    """Read the piece's rows (or columns) only, and return the part of the parameter where they are now."""
+    dim, rows = target.shard.dim, slice(piece.source, piece.source + piece.length)
+    values = target.tensor.narrow(dim, piece.target, piece.length)
+    return values.copy_(source[rows] if dim == 0 else source[:, rows])
 
 
-def _plan(files: HfFiles, targets: Iterable[LocalTensor]) -> dict[str, dict[str, list[_Read]]]:
-    """What to read, by file and tensor. Shapes are checked on the way."""
-    by_file: dict[str, dict[str, list[_Read]]] = defaultdict(lambda: defaultdict(list))
-    for target in targets:
-        for name, piece in reads(files, target):
-            by_file[files.tensors[name].file][name].append(_Read(target, piece))
-    return by_file
-
-
-def _zero_padding(target: LocalTensor) -> None:
-    """Rows behind the vocabulary belong to no token; all others are about to be read."""
-    if target.entry.rule.layout.num_rows is not None:
-        target.tensor.data.zero_()
-
-
-def _copy(source: Any, read: _Read) -> None:
-    """Read the piece's rows (or columns) only, and write them where they belong."""
-    piece, dim = read.piece, read.target.shard.dim
-    rows = slice(piece.source, piece.source + piece.length)
-    block = source[rows] if dim == 0 else source[:, rows]
-    read.target.tensor.narrow(dim, piece.target, piece.length).copy_(block)
-
-
-def _is_finite(read: _Read) -> bool:
-    """Whether what was read is numbers: a sum is fast to find, and finite where all are, unless they are huge."""
-    values = read.target.tensor.narrow(read.target.shard.dim, read.piece.target, read.piece.length)
+def _is_finite(values: torch.Tensor) -> bool:
+    """Whether all are numbers: a sum is fast to find, and finite where all are, unless they are huge."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
-def _not_finite(files: HfFiles, name: str, read: _Read) -> SlimeError:
-    what = f"'{name}' has values that are NaN or infinite, in the file or in {read.target.tensor.dtype}"
+def _not_finite(files: HfFiles, name: str, values: torch.Tensor) -> SlimeError:
+    what = f"'{name}' has values that are NaN or infinite, in the file or in {values.dtype}"
     todo = "Download the checkpoint again; if it was trained, take an earlier one: what is broken does not heal."
     return SlimeError(what, where=str(files.folder / files.tensors[name].file), todo=todo)
 

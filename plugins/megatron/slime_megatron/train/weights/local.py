@@ -44,9 +44,6 @@ class LocalTensor:
 def local_tensors(modules: Sequence[torch.nn.Module], mapping: WeightMapping) -> dict[str, LocalTensor]:
     """This rank's weights by their Megatron name in the whole model; its adapters' if the mapping is theirs.
 
-    Args:
-        modules: the rank's `GPTModel`s, one a virtual pipeline stage.
-
     Raises:
         SlimeError: a parameter that no rule names, or tensor parallelism that cuts through a key/value head.
     """

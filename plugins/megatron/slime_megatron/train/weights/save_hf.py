@@ -124,11 +124,7 @@ class _Writer:
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], file: Path) -> None:
-    """Write one safetensors file.
-
-    Raises:
-        OSError: as the operating system refuses it.
-    """
+    """Write one safetensors file. Raises OSError as the operating system refuses it."""
     try:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:

@@ -6,10 +6,10 @@ Shape letters: t tokens of this rank, h query heads, g key-value heads, d query/
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -40,38 +40,18 @@ class ContextParallelLayout:
     segments: Segments
 
     @classmethod
-    def of(cls, lengths: Sequence[int], cp_size: int, cp_rank: int, device: torch.device) -> ContextParallelLayout:
+    def of(cls, packed: PackedSequences) -> ContextParallelLayout:
         """Of the part of a rank."""
-        index, queries, keys, offset = [], [], [], 0
-        num_local_tokens = sum(lengths) // cp_size
-        for length in lengths:
-            half = length // (2 * cp_size)
-            chunks = [_gathered_rows(c, half, offset, num_local_tokens, cp_size) for c in range(2 * cp_size)]
-            for chunk in (cp_rank, 2 * cp_size - 1 - cp_rank):
-                index += chunks[: chunk + 1]
-                queries.append(half)
-                keys.append((chunk + 1) * half)
-            offset += 2 * half
-        return cls(on_device(torch.cat(index), device), Segments.of(queries, keys, device))
+        assert not packed.contiguous, "this attention balances its work by zig-zag"
+        runs, device = packed.rows.runs, packed.cu_seqlens_q.device
+        seen = on_device(torch.from_numpy(np.concatenate([run.seen() for run in runs])), device)
+        segments = Segments.of([run.length for run in runs], [run.num_seen for run in runs], device)
+        return cls(packed.rows.order.index_select(0, seen), segments)
 
 
 def _whole(packed: PackedSequences) -> Segments:
     """The sequences as attention takes them where one rank holds them whole."""
     return Segments(packed.lengths, packed.lengths, packed.cu_seqlens_q, packed.cu_seqlens_kv)
-
-
-def _layout(packed: PackedSequences) -> ContextParallelLayout:
-    """Where this rank's queries find their keys in the gathered pack."""
-    assert not packed.contiguous, "this attention balances its work by zig-zag"
-    return ContextParallelLayout.of(packed.lengths, packed.cp_size, packed.cp_rank, packed.cu_seqlens_q.device)
-
-
-def _gathered_rows(chunk: int, half: int, offset: int, num_local_tokens: int, cp_size: int) -> Tensor:
-    """Rows of chunk `chunk` (of 2n) of a sequence that begins at local row `offset` on every rank."""
-    first_half = chunk < cp_size
-    rank = chunk if first_half else 2 * cp_size - 1 - chunk
-    start = rank * num_local_tokens + offset + (0 if first_half else half)
-    return torch.arange(start, start + half)
 
 
 class PackedAttention(MegatronModule, TakesPrefixes):  # type: ignore[misc]
@@ -116,7 +96,7 @@ class PackedAttention(MegatronModule, TakesPrefixes):  # type: ignore[misc]
             return shared.attend(self.attend, query, key, value, self.scale).flatten(1)
         if packed_seq_params.cp_size == 1:
             return self.attend(query, key, value, packed_seq_params.derived(_whole), self.scale).flatten(1)
-        layout = packed_seq_params.derived(_layout)
+        layout = packed_seq_params.derived(ContextParallelLayout.of)
         key, value = self._gather(key, value, layout.key_index)
         return self.attend(query, key, value, layout.segments, self.scale).flatten(1)
 

@@ -43,12 +43,7 @@ class Bucket:
 
 
 class SharedPrompts:
-    """Of one pack, which one rank holds whole.
-
-    Args:
-        lengths: of each sequence, in rows of its own.
-        prefixes: of each sequence.
-    """
+    """Of one pack, which one rank holds whole; lengths: of each sequence, in rows of its own."""
 
     def __init__(self, lengths: Sequence[int], prefixes: Sequence[Prefix], device: torch.device) -> None:
         self.lengths, self.prefixes, self.device = lengths, prefixes, device

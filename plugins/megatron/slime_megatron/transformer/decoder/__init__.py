@@ -1,4 +1,4 @@
-"""Pre-norm decoder layers: keywords and the norms. No torch."""
+"""Pre-norm decoders: keywords, the norms, and the table of a whole model. No torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slime.models.blocks import BF16, BuildingBlock, RankTokens, Saved
+from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.rules import Rules, layer_rule
 from slime.models.shapes import HIDDEN_NORM, Shape
+from slime_megatron.transformer import embeddings, output
 
 
 def keywords(reader: ConfigReader, *, normalization: str = "RMSNorm", epsilon: str = "rms_norm_eps") -> dict[str, Any]:
@@ -32,6 +34,17 @@ def keywords(reader: ConfigReader, *, normalization: str = "RMSNorm", epsilon: s
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
+
+
+def rules(hf: HfConfig, attention: Rules, mlp: Rules, norms: Rules = ()) -> Rules:
+    """The table of a decoder; `norms` are those of its layers, where they have other names than in most checkpoints."""
+    return (
+        *embeddings.rules(hf["vocab_size"]),
+        *(norms or norm_rules()),
+        *attention,
+        *mlp,
+        *output.rules(hf["vocab_size"], tied=hf.get("tie_word_embeddings", False)),
+    )
 
 
 def norm_rules(

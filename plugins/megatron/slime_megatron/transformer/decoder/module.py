@@ -81,7 +81,6 @@ def decoder_block(
     """The layers of this pipeline stage (and virtual stage).
 
     Args:
-        vp_stage: virtual pipeline stage, None without interleaving.
         layer: from "is a mixture-of-experts layer" to the layer's spec.
         norm: behind the last layer, see `transformer_layer`.
     """

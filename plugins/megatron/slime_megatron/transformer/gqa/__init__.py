@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slime.models.blocks import BF16, Attention, BuildingBlock, Cache, RankTokens, Saved
+from slime.models.bridge import HfConfig
 from slime.models.config_reader import ConfigReader
 from slime.models.mapping import Layout
 from slime.models.rules import Rules, layer_rule
@@ -42,6 +43,12 @@ def rules(num_heads: int, num_kv_heads: int, *, bias: bool = False, qk_norm: boo
     qk_norms = [layer_rule(f"self_attention.{x}_layernorm.weight", f"self_attn.{x}_norm.weight") for x in "qk"]
     linear_proj = layer_rule("self_attention.linear_proj.weight", "self_attn.o_proj.weight")
     return BLOCK.state(*linear_qkv, *(qk_norms if qk_norm else []), linear_proj)
+
+
+def rules_of(hf: HfConfig, *, bias: bool = False, qk_norm: bool = False) -> Rules:
+    """`rules` of a config.json, of as many key/value heads as query heads where it does not say."""
+    num_heads = hf["num_attention_heads"]
+    return rules(num_heads, hf["num_key_value_heads"] or num_heads, bias=bias, qk_norm=qk_norm)
 
 
 def _qkv(model: Model) -> int:

@@ -18,37 +18,24 @@ class SwiGlu(MegatronModule):  # type: ignore[misc]
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config=config)
-        self.swiglu = plain_swiglu
-        if device_of(config).type == "cuda":
-            from slime_megatron.transformer.mlp.kernels import swiglu
-
-            self.swiglu = swiglu
+        self.swiglu = swiglu(device_of(config))
 
     def forward(self, gate_up: Tensor) -> Tensor:
         """[gate | up] [..., 2f] -> [..., f]."""
         return self.swiglu(gate_up)
 
 
-def plain_swiglu(gate_up: Tensor) -> Tensor:
-    """In plain torch operations."""
-    gate, up = torch.chunk(gate_up, 2, dim=-1)
-    return F.silu(gate) * up
-
-
-WeightedSwiGlu = Callable[[Tensor, Tensor], Tensor]
-"""[gate | up] [n, 2f] and the weight of each row [n] -> silu(gate) * up * weight [n, f], in the precision of the
-former."""
-
-
-def weighted_swiglu(device: torch.device) -> WeightedSwiGlu:
-    """The best form for a device."""
+def swiglu(device: torch.device) -> Callable[..., Tensor]:
+    """`plain_swiglu` in the best form for a device."""
     if device.type == "cpu":
-        return plain_weighted_swiglu
-    from slime_megatron.transformer.mlp.kernels import weighted_swiglu
+        return plain_swiglu
+    from slime_megatron.transformer.mlp.kernels import swiglu
 
-    return weighted_swiglu
+    return swiglu
 
 
-def plain_weighted_swiglu(gate_up: Tensor, weights: Tensor) -> Tensor:
-    """`WeightedSwiGlu` in plain torch operations."""
-    return (plain_swiglu(gate_up) * weights[:, None]).to(gate_up.dtype)
+def plain_swiglu(gate_up: Tensor, weights: Tensor | None = None) -> Tensor:
+    """[gate | up] [..., 2f] -> [..., f] in its precision, times the weight of each row [n], if given."""
+    gate, up = torch.chunk(gate_up, 2, dim=-1)
+    out = F.silu(gate) * up
+    return out if weights is None else (out * weights[:, None]).to(gate_up.dtype)

@@ -15,51 +15,36 @@ from torch import Tensor
 _BLOCK = 1024
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020) of [gate | up] [..., 2f] -> [..., f]. Only the input is kept for backward."""
-    result: Tensor = _SwiGlu.apply(gate_up)  # type: ignore[no-untyped-call]
+def swiglu(gate_up: Tensor, weights: Tensor | None = None) -> Tensor:
+    """silu(gate) * up (Shazeer 2020) of [gate | up] [..., 2f] -> [..., f]. Only the inputs are kept for backward.
+
+    Args:
+        weights: [n] of the rows of [n, 2f], which are multiplied in before the result is rounded.
+    """
+    result: Tensor = _SwiGlu.apply(gate_up, weights)  # type: ignore[no-untyped-call]
     return result
 
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        gate_up = gate_up.contiguous()
-        ctx.save_for_backward(gate_up)
-        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.size(-1) // 2)
-        _forward[_grid(out)](gate_up, None, out, out.size(-1), BLOCK=_BLOCK)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (gate_up,) = ctx.saved_tensors
-        grad_out, grad_in = grads[0].contiguous(), torch.empty_like(gate_up)
-        _backward[_grid(grad_out)](gate_up, grad_out, grad_in, grad_out.size(-1), BLOCK=_BLOCK)
-        return grad_in
-
-
-def weighted_swiglu(gate_up: Tensor, weights: Tensor) -> Tensor:
-    """The same times a weight of each row, rounded once: [n, 2f], [n] -> [n, f]. Only the inputs are kept."""
-    result: Tensor = _WeightedSwiGlu.apply(gate_up, weights)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _WeightedSwiGlu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, weights: Tensor) -> Tensor:
-        gate_up, weights = gate_up.contiguous(), weights.contiguous()
+    def forward(ctx: Any, gate_up: Tensor, weights: Tensor | None) -> Tensor:
+        gate_up, weights = gate_up.contiguous(), None if weights is None else weights.contiguous()
         ctx.save_for_backward(gate_up, weights)
-        out = gate_up.new_empty(len(gate_up), gate_up.size(1) // 2)
+        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.size(-1) // 2)
         if len(out):
-            _forward[_grid(out)](gate_up, weights, out, out.size(1), BLOCK=_BLOCK)
+            _forward[_grid(out)](gate_up, weights, out, out.size(-1), BLOCK=_BLOCK)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
         gate_up, weights = ctx.saved_tensors
-        grad_out, grad_in, of_weights = grads[0].contiguous(), torch.empty_like(gate_up), torch.empty_like(weights)
-        if len(grad_out):
-            outputs, size = (grad_in, of_weights), grad_out.size(1)
+        grad_out, grad_in = grads[0].contiguous(), torch.empty_like(gate_up)
+        size = grad_out.size(-1)
+        of_weights = None if weights is None else torch.empty_like(weights)
+        if len(grad_out) and weights is None:
+            _backward[_grid(grad_out)](gate_up, grad_out, grad_in, size, BLOCK=_BLOCK)
+        elif len(grad_out):
+            outputs = grad_in, of_weights
             _weighted_backward[(len(grad_out),)](gate_up, weights, grad_out, *outputs, size, BLOCK=_BLOCK)
         return grad_in, of_weights
 

@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK_HEADS = 16
-
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """`.module.Rotate` in one pass."""
@@ -33,7 +31,7 @@ class _Rotate(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.interleaved = interleaved
         out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
-        _turn(heads[:, None], out[:, None], cos, sin, interleaved, inverse=False)
+        turn(heads[:, None], out[:, None], cos, sin, interleaved, inverse=False)
         return out
 
     @staticmethod
@@ -41,7 +39,7 @@ class _Rotate(torch.autograd.Function):
         grad_out = grads[0].contiguous()
         grad_in = torch.empty_like(grad_out)
         cos, sin = ctx.saved_tensors
-        _turn(grad_out[:, None], grad_in[:, None], cos, sin, ctx.interleaved, inverse=True)
+        turn(grad_out[:, None], grad_in[:, None], cos, sin, ctx.interleaved, inverse=True)
         return grad_in, None, None, None
 
 
@@ -53,8 +51,8 @@ class _SplitAndRotate(torch.autograd.Function):
         num_tokens, num_groups, num_heads, size = qkv.shape
         query = qkv.new_empty(num_tokens, num_groups, num_heads - 2, size)
         key = qkv.new_empty(num_tokens, num_groups, 1, size)
-        _turn(qkv[:, :, :-2], query, cos, sin, interleaved, inverse=False)
-        _turn(qkv[:, :, -2:-1], key, cos, sin, interleaved, inverse=False)
+        turn(qkv[:, :, :-2], query, cos, sin, interleaved, inverse=False)
+        turn(qkv[:, :, -2:-1], key, cos, sin, interleaved, inverse=False)
         return query.flatten(1, 2), key[:, :, 0], qkv[:, :, -1].contiguous()
 
     @staticmethod
@@ -64,18 +62,33 @@ class _SplitAndRotate(torch.autograd.Function):
         num_tokens, num_groups, size = grad_key.shape
         grad_query = grad_query.view(num_tokens, num_groups, -1, size)
         grad_qkv = grad_query.new_empty(num_tokens, num_groups, grad_query.size(2) + 2, size)
-        _turn(grad_query, grad_qkv[:, :, :-2], cos, sin, ctx.interleaved, inverse=True)
-        _turn(grad_key[:, :, None], grad_qkv[:, :, -2:-1], cos, sin, ctx.interleaved, inverse=True)
+        turn(grad_query, grad_qkv[:, :, :-2], cos, sin, ctx.interleaved, inverse=True)
+        turn(grad_key[:, :, None], grad_qkv[:, :, -2:-1], cos, sin, ctx.interleaved, inverse=True)
         grad_qkv[:, :, -1].copy_(grad_value)
         return grad_qkv, None, None, None
 
 
-def _turn(source: Tensor, target: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, *, inverse: bool) -> None:
-    """Write `source` [t, g, m, d], turned, to `target` of the same shape; any strides but the last."""
+def turn(
+    source: Tensor,
+    target: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+    *,
+    inverse: bool,
+    offset: int = 0,
+    block_heads: int = 16,
+) -> None:
+    """Write `source` [t, g, m, d], turned, to `target` of the same shape; any strides but the last.
+
+    Args:
+        offset: where the turned part of a head begins, which is at its start or ends with it.
+        block_heads: of one program.
+    """
     assert source.stride(3) == target.stride(3) == 1, "a head lies in one piece"
     num_tokens, num_groups, num_heads, size = source.shape
     num_pairs = cos.size(1)
-    _turn_kernel[(num_tokens, triton.cdiv(num_groups * num_heads, _BLOCK_HEADS))](
+    _turn_kernel[(num_tokens, triton.cdiv(num_groups * num_heads, block_heads))](
         source,
         target,
         cos,
@@ -86,9 +99,10 @@ def _turn(source: Tensor, target: Tensor, cos: Tensor, sin: Tensor, interleaved:
         *target.stride()[:3],
         PAIRS=num_pairs,
         SIZE=size,
+        OFFSET=offset,
         INTERLEAVED=interleaved,
         INVERSE=inverse,
-        BLOCK_HEADS=_BLOCK_HEADS,
+        BLOCK_HEADS=block_heads,
         BLOCK_PAIRS=triton.next_power_of_2(num_pairs),
         BLOCK_REST=triton.next_power_of_2(max(1, size - 2 * num_pairs)),
     )
@@ -110,6 +124,7 @@ def _turn_kernel(  # type: ignore[no-untyped-def]
     target_head,
     PAIRS: tl.constexpr,
     SIZE: tl.constexpr,
+    OFFSET: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     INVERSE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -129,9 +144,9 @@ def _turn_kernel(  # type: ignore[no-untyped-def]
     if INVERSE:
         sine = -sine
     if INTERLEAVED:
-        first, second = (2 * pair)[None, :], (2 * pair + 1)[None, :]
+        first, second = (OFFSET + 2 * pair)[None, :], (OFFSET + 2 * pair + 1)[None, :]
     else:
-        first, second = pair[None, :], (pair + PAIRS)[None, :]
+        first, second = (OFFSET + pair)[None, :], (OFFSET + pair + PAIRS)[None, :]
     inside = is_head[:, None] & (pair < PAIRS)[None, :]
     x = tl.load(read + first, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(read + second, mask=inside, other=0.0).to(tl.float32)
@@ -139,6 +154,7 @@ def _turn_kernel(  # type: ignore[no-untyped-def]
     tl.store(write + second, y * cosine + x * sine, mask=inside)
 
     if SIZE > 2 * PAIRS:
-        rest = (2 * PAIRS + tl.arange(0, BLOCK_REST))[None, :]
-        inside = is_head[:, None] & (rest < SIZE)
+        begin: tl.constexpr = 0 if OFFSET else 2 * PAIRS
+        rest = (begin + tl.arange(0, BLOCK_REST))[None, :]
+        inside = is_head[:, None] & (rest < begin + SIZE - 2 * PAIRS)
         tl.store(write + rest, tl.load(read + rest, mask=inside, other=0.0), mask=inside)

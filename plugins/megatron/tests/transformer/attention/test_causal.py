@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from slime_megatron.train.model.packed.context_parallel import row_index, runs_of_rank
+from slime_megatron.train.model.packed.sequences import PackedSequences
 from slime_megatron.transformer.attention import causal
 from slime_megatron.transformer.attention.causal import Segments, by_sequence
 from slime_megatron.transformer.attention.packed import ContextParallelLayout
@@ -80,7 +81,7 @@ def test_context_parallel_ranks_together_equal_one_rank(cp_size: int) -> None:
         gathered = [torch.cat([tensor[index] for index in rows]) for tensor in (key, value)]
         outputs = []
         for rank, index in enumerate(rows):
-            layout = ContextParallelLayout.of(LENGTHS, cp_size, rank, torch.device("cpu"))
+            layout = ContextParallelLayout.of(PackedSequences.of(BORDERS, cp_size, rank, torch.device("cpu")))
             keys, values = (tensor[layout.key_index] for tensor in gathered)
             outputs.append(by_sequence(query[index], keys, values, layout.segments, SCALE))
         return torch.cat(outputs)[torch.argsort(torch.cat(rows))]

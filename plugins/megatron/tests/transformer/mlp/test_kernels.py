@@ -33,12 +33,12 @@ def test_equals_float64(shape: tuple[int, ...], dtype: torch.dtype, device: torc
 @pytest.mark.parametrize("shape", [(3, 8), (2, 2050), (5, 2 * 1024), (0, 8)])
 def test_a_weight_for_each_row(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     """The weights are fp32, as a router's are, and so are their gradients: sums over the features."""
-    from slime_megatron.transformer.mlp.kernels import weighted_swiglu
+    from slime_megatron.transformer.mlp.kernels import swiglu
 
     generator = torch.Generator().manual_seed(0)
     gate_up = (3 * torch.randn(shape, generator=generator)).to(device, dtype).requires_grad_()
     weights = torch.rand(shape[0], generator=generator).to(device).requires_grad_()
-    out = weighted_swiglu(gate_up, weights)
+    out = swiglu(gate_up, weights)
     grad_out = torch.randn(out.shape, generator=generator).to(device, dtype)
     grads = torch.autograd.grad(out, (gate_up, weights), grad_out)
 

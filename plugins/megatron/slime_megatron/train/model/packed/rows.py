@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slime_megatron.train.model.packed.context_parallel import RowRange, row_index, runs_of_rank
+from slime_megatron.train.model.packed.context_parallel import RowRange, row_index
 from slime_megatron.train.model.packed.copies import on_device
 
 
@@ -33,22 +31,9 @@ class PackRows:
     order: Tensor
 
     @classmethod
-    def of(
-        cls,
-        lengths: Sequence[int],
-        cp_size: int,
-        cp_rank: int,
-        *,
-        contiguous: bool,
-        prefixes: Sequence[tuple[range, ...]] | None,
-        device: torch.device,
-    ) -> PackRows:
-        """From the padded length of each sequence of the pack, and the rows that it shares with earlier ones."""
-        how: dict[str, Any] = {"contiguous": contiguous, "prefixes": prefixes}
-        borders = [0, *accumulate(lengths)]
-        ranks = [runs_of_rank(borders, cp_size, rank, **how) for rank in range(cp_size)]
+    def of(cls, ranks: Sequence[list[RowRange]], cp_rank: int, device: torch.device) -> PackRows:
+        """From the rows that each rank holds."""
         gathered = np.concatenate([row_index(runs) for runs in ranks])
-        mine = ranks[cp_rank]
-        positions = np.concatenate([np.arange(run.num_before, run.num_seen) for run in mine])
+        positions = np.concatenate([np.arange(run.num_before, run.num_seen) for run in ranks[cp_rank]])
         tensors = [on_device(torch.from_numpy(rows), device) for rows in (positions, np.argsort(gathered))]
-        return cls(mine, *tensors)
+        return cls(ranks[cp_rank], *tensors)

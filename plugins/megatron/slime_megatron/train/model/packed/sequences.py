@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from slime_megatron.train.model.packed.context_parallel import runs_of_rank
 from slime_megatron.train.model.packed.copies import on_device
 from slime_megatron.train.model.packed.rows import PackRows
 
@@ -139,7 +140,9 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     def rows(self) -> PackRows:
         """Where this rank's tokens stand in the pack."""
         how: dict[str, Any] = {"contiguous": self.contiguous, "prefixes": self.prefixes}
-        return PackRows.of(self.lengths, self.cp_size, self.cp_rank, **how, device=self.cu_seqlens_q.device)
+        borders = [0, *accumulate(self.lengths)]
+        ranks = [runs_of_rank(borders, self.cp_size, rank, **how) for rank in range(self.cp_size)]
+        return PackRows.of(ranks, self.cp_rank, self.cu_seqlens_q.device)
 
 
 def _part(of_tokens: Tensor | None, shard: dist.ProcessGroup | None) -> Tensor | None:

@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
-from slime_megatron.train.model.linear import device_of
+from slime_megatron.train.model.linear import device_of, sharded
 from slime_megatron.train.model.policy import ExtraHead, PolicyModel
 
 
@@ -41,16 +40,7 @@ class ValueHead(torch.nn.Module):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """A replicated tensor."""
-        assert metadata is not None, "Megatron-core passes the data-parallel group in metadata"
-        sharded: dict[str, Any] = make_sharded_tensors_for_checkpoint(
-            {"weight": self.weight},
-            prefix,
-            {},
-            sharded_offsets,
-            tp_group=self._group,
-            dp_cp_group=metadata["dp_cp_group"],
-        )
-        return sharded
+        return sharded({"weight": self.weight}, self._group, prefix, sharded_offsets, metadata)
 
 
 class ValueModel(PolicyModel):

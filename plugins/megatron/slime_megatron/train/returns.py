@@ -16,9 +16,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from slime.estimator import PENALTIES
+from slime.estimator import PENALTIES, RETURNS, VALUES, CriticEstimator
 from slime.types import ADVANTAGES, MicroBatch
-from slime_algorithms.ppo.estimator import RETURNS, VALUES, ValueEstimator
 from slime_megatron.train.local_batch import LocalMicroBatch
 from slime_megatron.train.model.packed.context_parallel import row_index, runs_of_rank
 
@@ -27,7 +26,7 @@ EPSILON = 1e-8
 
 
 def with_advantages(
-    estimator: ValueEstimator,
+    estimator: CriticEstimator,
     whole: Sequence[Sequence[MicroBatch]],
     local: Sequence[Sequence[LocalMicroBatch]],
     values: Sequence[Sequence[Tensor]],
@@ -90,7 +89,7 @@ def with_advantages(
 
 
 def advantages_of(
-    estimator: ValueEstimator, micro: MicroBatch, values: np.ndarray, penalties: np.ndarray | None = None
+    estimator: CriticEstimator, micro: MicroBatch, values: np.ndarray, penalties: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """[r] float64 advantages and returns of the loss tokens of each sequence, 0 elsewhere.
 
