@@ -1,4 +1,4 @@
-"""What turns rewards into advantages: the contract of an estimator, without torch."""
+"""Estimators, which turn rewards into advantages: the contract, without torch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ PENALTIES = "penalties"
 
 @dataclass(frozen=True)
 class Attempt:
-    """What an estimator knows of a sample.
+    """A sample as an estimator sees it.
 
     Attributes:
-        reward: what it is trained on: that of `sample`, less what the objective takes from it
-            (`slime.algo.stages.PenalisesRewards`) where no critic learns.
+        reward: that of `sample`, less what the objective takes from it (`slime.algo.stages.PenalisesRewards`) where no
+            critic learns.
         num_loss_tokens: of all its segments; at least 1.
-        sample: to be read, never changed: its prompt with the metadata of the row, the verdict with parts of the
-            reward, tokens and the weights that sampled them.
+        sample: to be read, never changed.
         segments: loss tokens of each segment that has any, in their order; empty: there is one segment.
     """
 
@@ -41,8 +40,7 @@ class Estimator(Protocol):
     """Turns the rewards of a step into advantages, in the driver, before the first optimizer step. `slime plan` creates
     it, so torch is imported in `advantages` if at all.
 
-    A run has one, whose `advantages` is called once a step. What it keeps from step to step is in checkpoints if it has
-    the methods of `slime.contracts.Stateful`."""
+    A run has one. Checkpoints keep its state if it has the methods of `slime.contracts.Stateful`."""
 
     @property
     def min_samples(self) -> int:
@@ -50,22 +48,18 @@ class Estimator(Protocol):
         left out of the step."""
 
     def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float | np.ndarray]]:
-        """Of each attempt in each group: a number for all of its loss tokens, or [num_loss_tokens] numbers, in the
-        order of its segments. They multiply the loss as they are, so they must be finite."""
+        """For each attempt in each group a number for all of its loss tokens, or [num_loss_tokens] numbers, in the
+        order of its segments: finite, because they multiply the loss. Called once a step."""
 
 
 @runtime_checkable
 class CriticEstimator(Estimator, Protocol):
-    """An estimator that compares with what a critic expected (`algo.critic`), a second model that the trainers hold.
+    """An estimator that compares with the expectation of a critic (`algo.critic`), a second model of the trainers.
 
-    What its `advantages` gives are the rewards of tokens. Once the critic has scored the tokens, on the ranks, it takes
-    `PENALTIES` from them and puts advantages in their place. `slime_algorithms.ppo.estimator` has one that leaves
-    nothing but formulas to write.
+    Its `advantages` are the rewards of tokens. Once the critic has scored the tokens, on the ranks, it takes
+    `PENALTIES` from them and puts advantages in their place. `slime_algorithms.ppo.estimator` leaves nothing but
+    formulas to write.
     """
 
     def make_critic(self, trainer: Any) -> Any:
-        """A `slime_megatron.train.critic.Critic`.
-
-        Args:
-            trainer: this rank's `slime_megatron.train.trainer.Trainer`.
-        """
+        """A `slime_megatron.train.critic.Critic`, from this rank's `slime_megatron.train.trainer.Trainer`."""
