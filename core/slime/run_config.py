@@ -15,9 +15,10 @@ from slime.errors import SlimeError
 
 
 def container(cfg: SlimeConfig) -> dict[str, Any]:
-    container = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
-    assert isinstance(container, dict)
-    return {str(section): keys for section, keys in container.items()}
+    """Section -> key -> value."""
+    found = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
+    assert isinstance(found, dict)
+    return {str(section): keys for section, keys in found.items()}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
 
 
 def of_learning(changes: Mapping[str, str]) -> list[str]:
-    """Of `changes`, those that do more than say where, how long and how visibly a run runs."""
+    """Those of `changes` that do more than say where, how long and how visibly a run runs."""
     return [text for key, text in changes.items() if key == "run.seed" or not key.startswith(("run.", "observe."))]
 
 

@@ -1,8 +1,4 @@
-"""The run directory: made after validation, held by one process, and what lies where in it.
-
-config.yaml  plugins.json  metrics.jsonl  summary.txt  lock
-checkpoints/  logs/  samples/  eval/  export/  and what plugins leave: tensorboard/  report.html
-"""
+"""The run directory: made after validation, held by one process (docs/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from omegaconf import OmegaConf
@@ -38,7 +33,7 @@ LOCK, CONFIG = "lock", "config.yaml"
 
 
 class RunDir:
-    """The paths of a run; made by `open`, also the hold on it until `close` or this process's death."""
+    """The paths of a run; if made by `open`, also the hold on it until `close` or this process's death."""
 
     def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
         self.path, self._lock = path, lock
@@ -47,7 +42,7 @@ class RunDir:
         self.config, self.plugins = path / CONFIG, path / "plugins.json"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints, self.logs, self.samples = (path / name for name in FOLDERS)
-        self.lock = path / LOCK  # like no other: whoever reads the same there sees this directory
+        self.lock = path / LOCK  # has content like no other: a host that reads the same there sees this directory
         self.export = path / "export"  # appears whole, at the end
 
     @classmethod
@@ -71,11 +66,8 @@ class RunDir:
 
     @classmethod
     def obstacle(cls, cfg: SlimeConfig, folders: Mapping[str, Path]) -> SlimeError | None:
-        """Why `open`, `write_config` or `take` would refuse this run now, if they would; leaves no trace.
-
-        Args:
-            folders: by the key that names it, what it is going to `take`.
-        """
+        """Why `open`, `write_config` or `take` of these folders, by the key that names each, would refuse this run now,
+        if they would; leaves no trace."""
         run = cls((Path(cfg.run.dir) / cfg.run.name).absolute())
         try:
             _check_resume(run.path, cfg.run.resume)
@@ -98,43 +90,42 @@ class RunDir:
         """
         if cfg.run.resume is Resume.restart:
             return
-        if (changes := of_learning(self._changes(cfg))) and RunDir.finished(cfg):
-            raise earlier.changes_nothing_but_the_record(self.path, earlier.num_steps(cfg), changes)
+        if (changes := of_learning(self._changes(cfg))) and (said := earlier.finished(self.path, cfg)):
+            what = f"{said}, with other keys ({'; '.join(changes)})"
+            todo = "Set another `run.name` for a run with these keys, or raise `run.num_steps` to train on."
+            raise SlimeError(what, where=str(self.path), todo=todo)
         differs = changes_of_resume(read_config(self.config), cfg) if self.config.exists() else {}
         earlier.require_checkpoint(self.path, of_learning(differs))
 
     @classmethod
     def finished(cls, cfg: SlimeConfig) -> SlimeError | None:
-        """What is said of a run that has nothing left to do, which is no error of the user's."""
+        """The line about a run that has nothing left to do, which is no error of the user's."""
         path = (Path(cfg.run.dir) / cfg.run.name).absolute()
-        total, exports = earlier.num_steps(cfg), cfg.train.checkpoint.export_hf
-        if cfg.run.resume is Resume.restart or not earlier.is_finished(path, total, exports=exports):
+        if cfg.run.resume is Resume.restart or not (said := earlier.finished(path, cfg)):
             return None
         todo = "Raise `run.num_steps` to train on; for a new run set another `run.name`, or `run.resume=restart`."
-        return SlimeError(earlier.finished(path, total), where=str(path), todo=todo)
+        return SlimeError(said, where=str(path), todo=todo)
 
     def write_config(self, cfg: SlimeConfig) -> list[str]:
-        """Write the resolved configuration; beside a checkpoint, first compare with the one that made it.
-
-        Returns:
-            What changed since then, as `key: old -> new`; empty for a new run.
+        """Write the resolved configuration; beside a checkpoint, first compare with the one that made it. Returns the
+        changes since then, as `key: old -> new`.
 
         Raises:
             SlimeError: a key that a resumed run may not change differs, so that the checkpoint belongs to another run.
         """
         new = container(cfg)
         if cfg.run.resume is Resume.restart:
-            new["run"]["resume"] = Resume.auto.name  # whoever starts from this file goes on with what it began
-        changes = self._changes(cfg)
-        if changes:
+            new["run"]["resume"] = Resume.auto.name  # a start from this file goes on with what it began
+        if changes := self._changes(cfg):
             log.warning("%s continues with changes: %s", self.path, "; ".join(changes.values()))
         with files.disk_errors(self.config):
             files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(new)).encode())
         return list(changes.values())
 
     def _changes(self, cfg: SlimeConfig) -> dict[str, str]:
-        """Key -> how it differs from the config of the checkpoint that is here; SlimeError if it may not."""
-        made_by = self._config_of_newest()
+        """Key -> how it differs from the config of the newest checkpoint; SlimeError if it may not."""
+        newest = published(self.checkpoints)[-1:]
+        made_by = next((path for each in newest for path in (each.path / CONFIG, self.config) if path.exists()), None)
         changes = changes_of_resume(read_config(made_by), cfg) if made_by else {}
         free = [*may_change()] if changes else []
         if refused := [text for key, text in changes.items() if not any(fnmatch(key, own) for own in free)]:
@@ -148,12 +139,6 @@ class RunDir:
     def record_config(self, folder: Path) -> None:
         """Copy the configuration into a checkpoint: the file here becomes that of the next start, which may die."""
         shutil.copyfile(self.config, folder / CONFIG)
-
-    def _config_of_newest(self) -> Path | None:
-        """That of the checkpoint which the run continues from, if there is one."""
-        checkpoints = published(self.checkpoints)
-        own = checkpoints[-1].path / CONFIG if checkpoints else self.config
-        return next((path for path in (own, self.config) if checkpoints and path.exists()), None)
 
     def write_plugins(self, provenance: Mapping[str, Any]) -> None:
         """Write which plugins are installed and which of them this run uses."""
@@ -200,12 +185,10 @@ class RunDir:
     def __enter__(self) -> RunDir:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             if isinstance(error, Exception):
-                self.require_intact()  # else whatever was raised follows from that
+                self.require_intact()  # else the error that was raised follows from that
         finally:
             self.close()
 
@@ -260,10 +243,8 @@ def _lock(path: Path, keys: str = "`run.name`") -> IO[str]:
 
 
 def _hold(lock: IO[str], how: int, keys: str = "`run.name`") -> None:
-    """Hold the open lock file `how` (LOCK_EX, or LOCK_SH to see whether one could) until it is closed.
-
-    Who only looks holds it for microseconds, which are waited for.
-    """
+    """Hold the open lock file `how` (LOCK_EX, or LOCK_SH to see whether one could) until it is closed. A process that
+    only looks holds it for microseconds, which are waited for."""
     for _ in range(10):
         with suppress(BlockingIOError):
             return fcntl.flock(lock, how | fcntl.LOCK_NB)
@@ -293,11 +274,7 @@ def _move_away(path: Path) -> None:
 
 @contextmanager
 def with_resume_hint(run: RunDir, num_sft_steps: int) -> Iterator[None]:
-    """Note at a Ctrl-C what the same command would do next.
-
-    Args:
-        num_sft_steps: supervised steps of the whole run.
-    """
+    """Note at a Ctrl-C what the same command would do next, in a run with so many supervised steps."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -307,5 +284,5 @@ def with_resume_hint(run: RunDir, num_sft_steps: int) -> Iterator[None]:
 
 
 def step_of(total: int, num_sft_steps: int) -> str:
-    """`rl 5`, as the progress line says it, of a checkpoint, which is numbered by the steps of both stages."""
+    """`rl 5`, as the progress line has it, for a checkpoint, which is numbered by the steps of both stages."""
     return f"rl {total - num_sft_steps}" if total > num_sft_steps else f"sft {total}"
