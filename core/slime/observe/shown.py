@@ -1,4 +1,4 @@
-"""What those who follow a run are told of its config."""
+"""The config of a run as trackers and `slime watch` show it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ HIDDEN = "(not shown to trackers)"
 
 
 def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The resolved config without the values of environment variables.
-
-    Args:
-        config: section -> key -> value, as in config.yaml.
-    """
+    """`config`, section -> key -> value as in config.yaml, without the values of environment variables."""
     shown = copy.deepcopy(dict(config))
     engines = shown.get("rollout", {}).get("engines")
     for holder in (shown.get("cluster"), *(engines.values() if isinstance(engines, dict) else ())):

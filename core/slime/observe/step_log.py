@@ -17,8 +17,8 @@ class StepLog:
         self._late: dict[str, float] = {}
 
     def late(self, values: Mapping[str, float]) -> None:
-        """Metrics that were measured after their step's row was written, as those of a checkpoint, which must not come
-        before its step's metrics: the next step's row has them, those of one name added up."""
+        """Metrics that were measured after their step's row was written, such as those of a checkpoint: the next step's
+        row has them, those of one name added up."""
         for name, value in values.items():
             self._late[name] = self._late.get(name, 0.0) + value
 
