@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from slime.errors import SlimeError, did_you_mean
 
 KEYS = "keys"
-"""Where the words that set keys are among the parsed arguments."""
+"""Name of the words that set keys among the parsed arguments."""
 _ABOUT_KEYS = """\
   +model=, +cluster=    what is trained, and on which machines
   task=, reward=, ...   other choices; 'slime --help' lists what is installed
@@ -39,16 +38,6 @@ class ArgumentParser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         """All of them, such as `--help`."""
         return [word for action in self._actions for word in action.option_strings if word.startswith("--")]
-
-    def awaits(self, words: Sequence[str]) -> tuple[ArgumentParser, argparse.Action | None]:
-        """What the word after `words` is for, and the parser that takes it: this one, or one inside it."""
-        by_place = [action for action in self._actions if not action.option_strings]
-        for number, word in enumerate(words):
-            if by_place and not word.startswith("-"):
-                if isinstance(inner := (by_place[0].choices or {}), dict) and word in inner:
-                    return inner[word].awaits(words[number + 1 :])  # type: ignore[no-any-return]
-                by_place = by_place if by_place[0].nargs == "*" else by_place[1:]
-        return self, by_place[0] if by_place else None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

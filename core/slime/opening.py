@@ -25,13 +25,12 @@ from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
 from slime.learner import Learner
 from slime.observe.metrics import MetricsLog, read_rows
-from slime.observe.shown import shown_config
 from slime.observe.status import StatusFile
 from slime.observe.step_log import StepLog
 from slime.observe.subscribers import subscribers
 from slime.reward.engines import FrozenEngines, known_to_driver
 from slime.reward.service import RewardService
-from slime.run_config import container
+from slime.run_config import container, shown_config
 from slime.run_data import Data
 from slime.run_dir import RunDir, step_of, with_resume_hint
 from slime.sampling.begun import Begun

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
@@ -24,7 +25,6 @@ from slime.foreign import foreign
 from slime.hookspecs import SlimeHooks
 from slime.imports import interrupts_held
 from slime.registry import Contribution, Registry
-from slime.versions import other_versions
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
@@ -308,3 +308,22 @@ def _claims(plugin: Plugin) -> Iterator[tuple[str, str]]:
         yield f"{item.kind} '{item.name}'", "upgrade this"
         if item.kind in ALONE:
             yield f"a {item.kind}, of which a run takes one,", "remove the other"
+
+
+def other_versions(distribution: str, version: str, requires: Sequence[str]) -> str:
+    """The versions of `distribution` that `requires`, of a distribution's metadata ("slime-rl<0.2,>=0.1"), asks for, if
+    `version` is none of them; else empty."""
+    major, minor, *_ = version.split(".")
+    bounds = (f">={major}.{minor}", f"<{major}.{int(minor) + 1}")
+    usual = {f"{distribution}{','.join(order)}" for order in (bounds, bounds[::-1])}
+    if usual & {re.sub(r"\[\w+\]", "", each, count=1) for each in requires}:  # less an extra, as of model families
+        return ""  # as docs/hooks.md has it; `packaging` would take a quarter of the time of `slime --help`
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    for requirement in map(Requirement, requires):
+        applies = requirement.marker is None or requirement.marker.evaluate()
+        ours = applies and canonicalize_name(requirement.name) == distribution
+        if ours and not requirement.specifier.contains(version, prereleases=True):
+            return str(requirement.specifier)
+    return ""

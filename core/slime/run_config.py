@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from slime.config.schema import LrDecay, SlimeConfig
 from slime.errors import SlimeError
+
+HIDDEN = "(not shown to trackers)"
+"""In place of environment variables, which may be somebody's keys."""
 
 
 def container(cfg: SlimeConfig) -> dict[str, Any]:
@@ -65,3 +69,13 @@ def changes_of_resume(old: Mapping[str, Any], cfg: SlimeConfig) -> dict[str, str
     if "run.num_steps" in found and train.lr_decay is not LrDecay.constant and train.lr_decay_steps is None:
         found["run.num_steps"] += " (the learning rate decays over all steps, so it is another from here on)"
     return found
+
+
+def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config`, section -> key -> value as in config.yaml, without the values of environment variables."""
+    shown = copy.deepcopy(dict(config))
+    engines = shown.get("rollout", {}).get("engines")
+    for holder in (shown.get("cluster"), *(engines.values() if isinstance(engines, dict) else ())):
+        if isinstance(holder, dict) and isinstance(holder.get("environment"), dict):
+            holder["environment"] = dict.fromkeys(holder["environment"], HIDDEN)
+    return shown

@@ -74,6 +74,7 @@ class PolicyGradient(ABC):
     opsm_bound: float | None
     rejected_in_mean: bool
     rollout_logprobs_as_old: bool
+    trains_on = TrainsOn.rollouts
 
     @property
     @abstractmethod
@@ -93,10 +94,6 @@ class PolicyGradient(ABC):
     def entropy_gradient(self) -> bool:
         """A subclass with a loss of its own may read entropies."""
         return self.entropy_coef != 0 or type(self).loss is not PolicyGradient.loss
-
-    @property
-    def trains_on(self) -> TrainsOn:
-        return TrainsOn.rollouts
 
     @property
     def needs(self) -> Sequence[Column]:
