@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from slime.errors import SlimeError
-
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -62,24 +60,6 @@ def facts_of(path: Path) -> FileFacts:
         while piece := file.read(_PIECE):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
     return _facts(size, crc)
-
-
-def read_checked(path: Path, facts: FileFacts, target: Buffer) -> None:
-    """Read a whole file into memory of its size.
-
-    Raises:
-        SlimeError: it is not there, or not what `facts` says of it.
-    """
-    view, size, crc = memoryview(target).cast("B"), 0, 0
-    try:
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(view[size : size + _PIECE]):
-                size, crc = size + count, zlib.crc32(view[size : size + count], crc)
-            size += len(file.read(1))  # it must end where the memory does
-    except FileNotFoundError:
-        raise SlimeError("the file is missing", where=str(path), todo="Publish again.") from None
-    if _facts(size, crc) != facts:
-        raise SlimeError("the file is damaged: its size or digest is another", where=str(path), todo="Publish again.")
 
 
 def sealed(document: Mapping[str, Any]) -> bytes:
