@@ -18,11 +18,7 @@ from slime.train.packing import skipped_steps
 
 
 def train(composed: Composed) -> None:
-    """Run it to its end, from its newest checkpoint if there is one.
-
-    Raises:
-        SlimeError: whatever stopped it; everything up to the last checkpoint is in the run directory.
-    """
+    """Run to the end, from the newest checkpoint if there is one; SlimeError where something stops it."""
     with ExitStack() as stack:
         run = open_run(composed, stack)
         with run.learner.settling():
@@ -146,7 +142,7 @@ def _step(run: Run, stage: Stage, step: int) -> None:
 
 
 def _last(run: Run, stage: Stage, step: int) -> int:
-    """The step that the stage ends with: this one, if somebody has asked the run to stop."""
+    """The step that the stage ends with: this one, if the run is asked to stop."""
     return step if run.events.problem else stage.num_steps
 
 
@@ -156,5 +152,5 @@ def _stop_if_asked(run: Run, stage: Stage, step: int) -> None:
 
 
 def _due(step: int, last: int, interval: int | None) -> bool:
-    """Whether what happens after the last step and every `interval` steps (if above 0; None: never) happens now."""
+    """Whether `step` is the last one or the end of an interval (0: the last one alone; None: never)."""
     return interval is not None and (step == last or (interval > 0 and step % interval == 0))
