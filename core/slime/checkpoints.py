@@ -28,7 +28,7 @@ from slime.errors import SlimeError
 
 MANIFEST, DRIVER = "manifest.json", "driver.json"
 CONVERTED = "slime-manifest.json"
-"""What `slime convert` writes last into a folder: every file with its size and digest."""
+"""The last file that `slime convert` writes into a folder: every file with its size and digest."""
 
 Examine = Callable[[Sequence[Path]], Sequence[FileFacts]]
 """Reads files whole; returns the facts of each, in order. In a run the trainer ranks share this."""
@@ -71,8 +71,7 @@ class Checkpoint:
             raise SlimeError(f"it is not what slime writes ({error})", where=str(path), todo=todo) from error
 
     def problem(self, examine: Examine | None) -> str:
-        """What is wrong with the files, naming the first bad one; empty if they are what was saved. Without `examine`
-        only their sizes are compared."""
+        """The fault of the first bad file; empty if all are what was saved. Without `examine` only sizes are compared."""
         try:
             _compare(self.path, self.manifest()["files"], examine)
         except _Damaged as damage:
@@ -266,7 +265,7 @@ def _read_manifest(path: Path, step: int | None = None) -> dict[str, Any]:
 
 @contextmanager
 def _damage_of(path: Path) -> Iterator[None]:
-    """What is wrong with a manifest, told with its name."""
+    """Context that tells a fault of a manifest with its name."""
     try:
         yield
     except FileNotFoundError:

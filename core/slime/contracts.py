@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SampleRow = Mapping[str, Any]
 """One sample, as a line of `samples/*.jsonl` has it (docs/run-directory.md)."""
 SampleTables = Mapping[str, Sequence[SampleRow]]
-"""What is kept of a step: `rollout/samples`, and `eval/samples` where the held-out prompts were scored."""
+"""Samples that are kept of a step: `rollout/samples`, and `eval/samples` where the held-out prompts were scored."""
 
 
 @runtime_checkable

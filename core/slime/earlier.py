@@ -12,7 +12,7 @@ from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 
 LAST, FIRST = "export", "metrics.jsonl"
-"""What a run leaves last, and first."""
+"""The last and the first that a run leaves."""
 _SAVING = b'"seconds/checkpoint"'
 """In rows of metrics after a save (`slime.observe.metrics.SAVING`)."""
 

@@ -34,7 +34,7 @@ class SlimeError(Exception):
         return _rebuild, (type(self), self.what, self.where, self.todo)
 
     def under(self, key: str) -> SlimeError:
-        """The same error with the config key that it comes from."""
+        """This error with the config key that it comes from."""
         return type(self)(self.what, where=", ".join(filter(None, (key, self.where))), todo=self.todo)
 
     def document(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a run tells while it lasts: typed events, and the bus that brings each one to every subscriber.
+"""Typed events of a run, and the bus that brings each one to every subscriber.
 
 The loop publishes events and knows no subscriber. metrics.jsonl, status.json and the subscribers of plugins
 (hook `slime_subscribers`: start-up lines, progress line, `samples/`, trackers) each take the events that they need.
@@ -72,7 +72,7 @@ class StageEnded(Event):
 
 @dataclass(frozen=True)
 class Phase(Event):
-    """What the running step does: `generate`, `train`, `publish`, `evaluate`."""
+    """A part of the running step begins or advances: `generate`, `train`, `publish`, `evaluate`."""
 
     name: str
     done: int | None = None  # of `total` parts, such as groups of samples; None: the phase is not counted

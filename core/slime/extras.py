@@ -53,7 +53,7 @@ def brought_by(kind: str) -> str:
 
 
 def how_to_get(wanted: str) -> str:
-    """What to do when something is missing, by its word in `Apart.brings`; empty if no distribution brings it."""
+    """A command that brings what is missing, by its word in `Apart.brings`; empty if no distribution brings it."""
     for distribution, row in distributions().items():
         if wanted in row.brings:
             folders = " ".join(f"./{each}" for each in (*row.needs, row.folder))
@@ -62,7 +62,7 @@ def how_to_get(wanted: str) -> str:
 
 
 def install(device: str) -> str:
-    """What to do when something is missing that `cluster.device` needs."""
+    """A command that brings all that `cluster.device` needs."""
     return f"Run: pip install '{DISTRIBUTION}[{EXTRAS[device]}]'. In a checkout: {IN_A_CHECKOUT[device]}."
 
 
@@ -72,7 +72,7 @@ def absent(device: str) -> list[str]:
 
 
 def without(module: str) -> SlimeError | None:
-    """What to say when `module` does not import; None if no extra that is absent brings it."""
+    """The error for a `module` that does not import; None if no extra that is absent brings it."""
     top = module.partition(".")[0].lower().replace("_", "-")
     for device in EXTRAS:
         brought = next((name for name in absent(device) if name.lower() == top or name.startswith(f"{top}-")), None)
@@ -82,7 +82,7 @@ def without(module: str) -> SlimeError | None:
 
 
 def _asked(distribution: str, extra: str) -> Iterator[str]:
-    """What an extra asks for, and the extras of this repository's distributions that it names."""
+    """Requirements of an extra, and of the extras of this repository's distributions that it names."""
     for line in metadata.requires(distribution) or ():
         if re.search(rf"extra == ['\"]{extra}['\"]", line):
             asked = re.match(r"([\w.-]+)(?:\[([\w-]+)\])?", line)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 LOOPBACK = "127.0.0.1"
-"""Where servers of a run listen that is on one host alone."""
+"""The address of servers of a run that is on one host alone."""
 LOOPBACK_SETTINGS = MappingProxyType({"GLOO_SOCKET_IFNAME": "lo"})
 """Environment that has torch's process groups listen there too; a user's own comes first."""
 
@@ -103,7 +103,7 @@ def serve_store(host: str, port: int = 0, timeout: timedelta = timedelta(minutes
 
 
 def file_store(path: str, timeout: timedelta) -> FileStore:
-    """The same in a file, for processes of one host: who may open the file may join."""
+    """A store in a file, for processes of one host: those that may open the file may join."""
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     store = FileStore(path)
@@ -112,7 +112,7 @@ def file_store(path: str, timeout: timedelta) -> FileStore:
 
 
 def join_store(host: str, port: int, timeout: timedelta) -> TCPStore:
-    """The same store in another process."""
+    """The store of `serve_store` in another process."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)

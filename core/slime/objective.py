@@ -37,7 +37,7 @@ class Source(enum.Enum):
     teacher = "teacher"
     """Log-probs of the teacher (`algo.teacher`)."""
     critic = "critic"
-    """What comes of a critic (`slime_megatron.train.critic.Critic.learn`), before its first optimizer step."""
+    """Results of a critic (`slime_megatron.train.critic.Critic.learn`), before its first optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class LossTerms:
     maxima: Mapping[str, Tensor] = field(default_factory=dict)  # the metric is the largest of the step, at least 0
 
     def detach(self) -> LossTerms:
-        """The same numbers without the graph that led to them."""
+        """These terms without the graph that led to them."""
         groups = (self.means, self.token_sums, self.maxima)
         return LossTerms(self.loss.detach(), *({name: x.detach() for name, x in group.items()} for group in groups))
 

@@ -59,7 +59,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
 
 
 def of_learning(changes: Mapping[str, str]) -> list[str]:
-    """Those of `changes` that do more than say where, how long and how visibly a run runs."""
+    """Changes that concern more than where, how long and how visibly a run runs."""
     return [text for key, text in changes.items() if key == "run.seed" or not key.startswith(("run.", "observe."))]
 
 

@@ -146,7 +146,7 @@ class RunDir:
             files.write_atomic(self.plugins, json.dumps(provenance, indent=2).encode() + b"\n")
 
     def hold(self, file: IO[Any], path: Path) -> None:
-        """As long as `file` is open, `require_intact` also asks whether `path` is still that file."""
+        """Have `require_intact` also ask whether `path` is still this file, as long as it is open."""
         self._held.append((file, path))
 
     def require_intact(self) -> None:

@@ -37,8 +37,8 @@ def said(sample: Sample) -> str:
 
 
 def divided(text: str) -> tuple[str, str]:
-    """The thinking of a text, and what it says: the part after the last mark that closes a thought, which the prompt may
-    have opened; nothing where a thought stays open. A mark in quotes is a word of the text."""
+    """The thinking of a text, and what it says: the part after the last mark that closes a thought, which the prompt
+    may have opened; nothing where a thought stays open. A mark in quotes is a word of the text."""
     end, are_open = 0, set[str]()
     for name, found in marks(text):
         if name[0] == "o":

@@ -16,7 +16,7 @@ class DidNotReturnError(Exception):
 
 
 FAILURES = (Exception, SystemExit)
-"""What a plugin's code, or the network behind it, may raise without ending the run."""
+"""Exceptions of a plugin's code, or of the network it uses, that do not end the run."""
 
 
 def failure(error: BaseException) -> str:

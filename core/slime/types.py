@@ -33,7 +33,7 @@ PREFERENCE = "preference"
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run."""
+    """A run as trackers know it."""
 
     name: str  # `run.name`
     folder: Path  # the run directory, the same when the run continues
@@ -74,7 +74,7 @@ class VerdictKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a reward said of one sample. Only `VALUE` carries a number; nothing else ever becomes 0."""
+    """A reward's word on one sample. Only `VALUE` carries a number; nothing else ever becomes 0."""
 
     kind: VerdictKind
     value: float | None = None  # the reward, finite
@@ -156,7 +156,7 @@ class Group:
 
     @property
     def raw_rewards(self) -> list[float]:
-        """The same without what filters added."""
+        """These rewards without what filters added."""
         return [each.verdict.value for each in self.samples if each.verdict and each.verdict.value is not None]
 
     @property
@@ -223,7 +223,7 @@ class TrainSample:
         return len(self.loss_mask)
 
     def with_columns(self, **columns: np.ndarray) -> TrainSample:
-        """The same sample with these columns, added or replaced."""
+        """This sample with these columns added or replaced."""
         return dataclasses.replace(self, columns={**self.columns, **columns})
 
 
@@ -264,7 +264,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one optimizer step trains on, whole or the share of one data-parallel rank.
+    """Sequences of one optimizer step, whole or the share of one data-parallel rank.
 
     Attributes:
         micro_batches: [data-parallel rank][micro-batch], as many for every rank; a share has those of its rank alone.

@@ -198,7 +198,7 @@ class PolicyGradient(ABC):
         return kept
 
     def _kept_sequences(self, inputs: LossInputs) -> Tensor:
-        """The same before the step: without `opsm_bound`."""
+        """[t] 1, or 0 by the bounds that are known before the step, so without `opsm_bound`."""
         columns, kept = inputs.columns, inputs.loss_mask.clone().fill_(1)
         if not self.rollout_logprobs_as_old:
             log_weight = columns[OLD_LOGPROBS] - columns[ROLLOUT_LOGPROBS]

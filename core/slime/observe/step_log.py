@@ -30,7 +30,7 @@ class StepLog:
         self._publish(stage, step, row, complete=True)
 
     def incomplete(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """What was measured of a step that an alarm ends, or before the first step."""
+        """Metrics of a step that an alarm ends, or from before the first step."""
         self._publish(stage, step, values, complete=False)
 
     def _publish(self, stage: str, step: int, values: Mapping[str, float], *, complete: bool) -> None:

@@ -1,4 +1,4 @@
-"""Where the wall time of one step goes."""
+"""The wall time of one step, by phase."""
 
 from __future__ import annotations
 
