@@ -46,9 +46,5 @@ class ArgumentParser(argparse.ArgumentParser):
             raise SlimeError(f"there is no {kind}'{value}'", where=where, todo=did_you_mean(value, action.choices))
 
     def error(self, message: str) -> NoReturn:
-        """Raise for a word that does not fit.
-
-        Raises:
-            SlimeError: always.
-        """
+        """Raise a SlimeError for a word that does not fit."""
         raise SlimeError(message, where=self.prog, todo=f"'{self.prog} --help' says what it takes.")

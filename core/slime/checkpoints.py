@@ -56,11 +56,7 @@ class Checkpoint:
     path: Path
 
     def driver_state(self) -> dict[str, Any]:
-        """The driver's state, as it was saved.
-
-        Raises:
-            SlimeError: the file holds something else.
-        """
+        """The driver's state, as it was saved. Raises SlimeError if the file holds something else."""
         from slime import driver_state  # imports numpy, which `slime plan` does without
 
         path = self.path / DRIVER
@@ -71,7 +67,7 @@ class Checkpoint:
             raise SlimeError(f"it is not what slime writes ({error})", where=str(path), todo=todo) from error
 
     def problem(self, examine: Examine | None) -> str:
-        """The fault of the first bad file; empty if all are what was saved. Without `examine` only sizes are compared."""
+        """The fault of the first bad file; empty if there is none. Without `examine` only sizes are compared."""
         try:
             _compare(self.path, self.manifest()["files"], examine)
         except _Damaged as damage:
@@ -85,11 +81,7 @@ class Checkpoint:
 
 def require_as_written(folder: Path, examine: Examine = examine) -> None:
     """Compare weights that a run starts from with what their writer noted: another run, or `slime convert`. Those of
-    another program are taken as they are, with a warning.
-
-    Raises:
-        SlimeError: a file is not what was written.
-    """
+    another program are taken as they are, with a warning. Raises SlimeError if a file is not what was written."""
     try:
         if (folder / MANIFEST).is_file():
             saved = _read_manifest(folder / MANIFEST)["files"]
@@ -152,11 +144,8 @@ class CheckpointStore:
 
     def latest(self, examine: Examine = examine) -> Checkpoint | None:
         """The newest checkpoint whose files are what was saved; None if nothing was ever published. A damaged one is
-        skipped with a warning that names the file.
-
-        Raises:
-            SlimeError: every checkpoint is damaged; starting over is for the user to decide.
-        """
+        skipped with a warning that names the file. Raises SlimeError if every checkpoint is damaged; starting over is
+        for the user to decide."""
         problem = ""
         for path in sorted(path for path in self._folder.glob("step-*") if _step(path) is None):
             log.warning("ignoring %s: it has not the name of a checkpoint, such as step-000010", path)
@@ -175,13 +164,10 @@ class CheckpointStore:
 
     @contextmanager
     def saving(self, step: int, state: Mapping[str, Any]) -> Iterator[Staging]:
-        """Yield an empty folder for the trainers to write into, and publish it with `state` as it was before the block.
-        Whatever died half-way before is removed, and what fails now, so that a full disk has room for logs and metrics.
-
-        Raises:
-            SlimeError: the disk is full, or has less room than the last checkpoint took, or a file that somebody wrote
-                is not here; earlier checkpoints are untouched.
-        """
+        """Yield an empty folder for the trainers to write into, and publish it with `state` as it was before the
+        block. Whatever died half-way before is removed, and what fails now, so that a full disk has room for logs and
+        metrics. Raises SlimeError if the disk is full, or has less room than the last checkpoint took, or a file that
+        somebody wrote is not here; earlier checkpoints are untouched."""
         from slime import driver_state  # imports numpy, which `slime plan` does without
 
         path = self._folder / _name(step)

@@ -25,14 +25,11 @@ class Conversation(Protocol):
     """Several turns, whose sampled tokens are never rendered again. Tokens of the program's messages have no loss."""
 
     async def turn(self, *new: Message, max_tokens: int | None = None, stop: Stop = ()) -> Turn:
-        """Say these messages, of a user or of tools, and sample the model's response. It ends with an end token, one of
-        the strings `stop` (or where that function is true of the text and of every longer one), or `max_tokens`. No
+        """Say these messages, of a user or of tools, and sample the model's response. It ends with an end token, one
+        of the strings `stop` (or where that function is true of the text and of every longer one), or `max_tokens`. No
         messages: the model goes on. The whole conversation is bounded by `rollout.sampling.max_response_tokens`; where
         there is no room, the response is empty, and its `finish` is `length`. Aborts are as in `Responder.respond`.
-
-        Raises:
-            RefusedError: the chat template refuses the messages; nothing was said then.
-        """
+        Raises RefusedError if the chat template refuses the messages; nothing was said then."""
 
     async def count(self, *new: Message) -> int:
         """Tokens before the response, if these messages were said. Raises as `turn` does."""

@@ -34,11 +34,8 @@ def finished(path: Path, cfg: SlimeConfig) -> str:
 
 def require_checkpoint(path: Path, changes: Collection[str]) -> None:
     """Refuse to begin where an earlier run left metrics, which would be overwritten, and no checkpoint to go on from.
-    One that ended before it saved anything, and whose keys are the same, begins again: its rows are set aside.
-
-    Raises:
-        SlimeError: its checkpoints were removed, or it was another run.
-    """
+    One that ended before it saved anything, and whose keys are the same, begins again: its rows are set aside. Raises
+    SlimeError if its checkpoints were removed, or it was another run."""
     metrics = (path / FIRST).read_bytes() if (path / FIRST).exists() else b""
     if steps_done(path) or not (rows := metrics.count(b"\n")) or (_never_saved(path, metrics) and not changes):
         return

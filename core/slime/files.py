@@ -23,11 +23,8 @@ the operating system's error and says only `unexpected pos 704 vs 598`."""
 
 
 def read_small(path: Path) -> bytes:
-    """The content of a file that describes others.
-
-    Raises:
-        OSError: it cannot be read, it is no file (a device may have no end), or it has more than 64 MiB.
-    """
+    """The content of a file that describes others. Raises OSError if it cannot be read, is no file (a device may have no
+    end), or has more than 64 MiB."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no file", str(path))
     with path.open("rb") as file:
@@ -97,11 +94,8 @@ def publish_folder(
 
 @contextmanager
 def folder_aside(final: Path, *, replace: bool) -> Iterator[Path]:
-    """An empty folder beside `final`, which gets that name when all is written (`publish_folder`).
-
-    Raises:
-        SlimeError: the disk is full or refuses a write.
-    """
+    """An empty folder beside `final`, which gets that name when all is written (`publish_folder`). Raises SlimeError:
+    the disk is full or refuses a write."""
     aside = final.with_name(f".{final.name}.new")
     shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed while it wrote
     with disk_errors(final):

@@ -159,11 +159,8 @@ def open_generation(
     learner: Publishes,
     logs: Path,
 ) -> Generation:
-    """Connect to engines that are up; `stack` closes the connections.
-
-    Raises:
-        SlimeError: an engine cannot do what the run needs.
-    """
+    """Connect to engines that are up; `stack` closes the connections. Raises SlimeError if an engine cannot do what the
+    run needs."""
     installed, runner = plugins.load(), stack.enter_context(asyncio.Runner())
     cfg, topology = cluster.topology.config, cluster.topology
     endpoints = cluster.engines.endpoints
@@ -246,11 +243,8 @@ class StartingEngines:
         return self._generation is not None
 
     def look(self) -> None:
-        """Connect to the engines if they are up by now.
-
-        Raises:
-            SlimeError: one failed to start, or cannot do what the run needs.
-        """
+        """Connect to the engines if they are up by now. Raises SlimeError if one failed to start, or cannot do what the
+        run needs."""
         if self._generation is None and self._engines.are_up():
             self.wait()
 

@@ -81,11 +81,8 @@ class Grid:
 
 
 def read_grid(num_trainers: int, megatron: Mapping[str, Any]) -> Grid:
-    """The grid that `cluster.num_trainers` and `train.megatron` describe.
-
-    Raises:
-        SlimeError: a size is below 1, or the sizes do not divide the number of ranks.
-    """
+    """The grid of `cluster.num_trainers` and `train.megatron`. Raises SlimeError if a size is below 1, or the sizes do
+    not divide the number of ranks."""
     sizes = {name: megatron.get(key) for name, key in SIZE_KEYS.items()}
     for name, size in sizes.items():
         if size is not None and size < 1:
@@ -121,11 +118,8 @@ def _require_divides(grid: Grid, names: tuple[str, ...]) -> None:
 
 
 def split_layers(num_layers: int, grid: Grid, megatron: Mapping[str, Any]) -> list[list[range]]:
-    """Decoder layers by [pipeline stage][model chunk], numbered from 0.
-
-    Raises:
-        SlimeError: the layers cannot be divided so.
-    """
+    """Decoder layers by [pipeline stage][model chunk], numbered from 0. Raises SlimeError if the layers cannot be
+    divided so."""
     layout = megatron.get("pipeline_model_parallel_layout")
     counts = _counts_of_layout(layout, num_layers, grid) if layout else _counts(num_layers, grid, megatron)
     stages: list[list[range]] = [[] for _ in range(grid.pp)]

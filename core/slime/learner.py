@@ -111,11 +111,8 @@ class Learner:
 
     def prepare(self, stage: Stage) -> None:
         """Make the stage's first weights its reference model and its critic's first weights, and hold its teacher, if
-        it has them.
-
-        Raises:
-            SlimeError: the teacher's files are damaged, or not those that the resumed checkpoint was taken with.
-        """
+        it has them. Raises SlimeError if the teacher's files are damaged, or not those that the resumed checkpoint was
+        taken with."""
         begins = self.position.of(stage.name) == 0
         if begins and stage.needs(Source.reference):
             self._trainers.all(TrainerRank.snapshot_reference)
@@ -203,11 +200,8 @@ class Learner:
 
     def settle(self, *, if_written: bool = False) -> dict[str, float]:
         """Publish the checkpoint whose files are being written, once they are (`if_written`: only if they are now);
-        returns how long the run waited for them, as a metric.
-
-        Raises:
-            SlimeError: the disk is full; earlier checkpoints are untouched.
-        """
+        returns how long the run waited for them, as a metric. Raises SlimeError if the disk is full; earlier
+        checkpoints are untouched."""
         if self._saving is None or (if_written and not self._trainers.has_saved()):
             return {}
         watch = Stopwatch()

@@ -26,11 +26,8 @@ def container(cfg: SlimeConfig) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Section -> key -> value, of the config.yaml of a run.
-
-    Raises:
-        SlimeError: it cannot be read, or is something else.
-    """
+    """Section -> key -> value, of the config.yaml of a run. Raises SlimeError if it cannot be read, or is something
+    else."""
     try:
         found = OmegaConf.to_container(OmegaConf.load(path))
         sound = isinstance(found, dict) and all(isinstance(keys, dict) for keys in found.values())

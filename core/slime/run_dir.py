@@ -47,12 +47,9 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path, resume: Resume = Resume.auto) -> RunDir:
-        """Create or re-enter the run directory `path` and lock it; with `restart` what it holds is moved away before.
-
-        Raises:
-            SlimeError: another process holds it; it cannot be written; `resume` is `never` and it holds a run;
-                `resume` is `must` and it holds no checkpoint.
-        """
+        """Create or re-enter the run directory `path` and lock it; with `restart` its content is moved away before.
+        Raises SlimeError if another process holds it, or it cannot be written, or `resume` is `never` and it holds a
+        run, or `resume` is `must` and it holds no checkpoint."""
         path = Path(path).absolute()
         _check_resume(path, resume)
         if resume is Resume.restart:
@@ -83,11 +80,8 @@ class RunDir:
         return None
 
     def require_work(self, cfg: SlimeConfig) -> None:
-        """Stop before a run that may not continue what is here, or that would only change its record.
-
-        Raises:
-            SlimeError: it is another run's; it is finished, and this config is another; its checkpoints are gone.
-        """
+        """Stop before a run that may not continue what is here, or that would only change its record. Raises
+        SlimeError if it is another run's, or finished while this config is another, or its checkpoints are gone."""
         if cfg.run.resume is Resume.restart:
             return
         if (changes := of_learning(self._changes(cfg))) and (said := earlier.finished(self.path, cfg)):
@@ -108,11 +102,8 @@ class RunDir:
 
     def write_config(self, cfg: SlimeConfig) -> list[str]:
         """Write the resolved configuration; beside a checkpoint, first compare with the one that made it. Returns the
-        changes since then, as `key: old -> new`.
-
-        Raises:
-            SlimeError: a key that a resumed run may not change differs, so that the checkpoint belongs to another run.
-        """
+        changes since then, as `key: old -> new`. Raises SlimeError if a key that a resumed run may not change differs,
+        so that the checkpoint belongs to another run."""
         new = container(cfg)
         if cfg.run.resume is Resume.restart:
             new["run"]["resume"] = Resume.auto.name  # a start from this file goes on with what it began
@@ -151,10 +142,7 @@ class RunDir:
 
     def require_intact(self) -> None:
         """Stop if this is no longer the directory that was opened: what went on would be written into a new one.
-
-        Raises:
-            SlimeError: somebody deleted or replaced it, or a file in it that this process holds.
-        """
+        Raises SlimeError if somebody deleted or replaced it, or a file in it that this process holds."""
         for file, path in self._held:
             if not file.closed and not files.is_still(file, path):
                 raise SlimeError(
@@ -164,11 +152,8 @@ class RunDir:
                 )
 
     def take(self, folder: Path, key: str) -> Path:
-        """Hold another folder too, which `key` of the config names, as long as this one; returns its lock file.
-
-        Raises:
-            SlimeError: another process holds it, or it cannot be written.
-        """
+        """Hold another folder too, which `key` of the config names, as long as this one; returns its lock file. Raises
+        SlimeError if another process holds it, or it cannot be written."""
         path = folder / LOCK
         if path not in self._taken:
             _make(folder, f"`{key}`")
@@ -245,19 +230,14 @@ def _lock(path: Path, keys: str = "`run.name`") -> IO[str]:
 def _hold(lock: IO[str], how: int, keys: str = "`run.name`") -> None:
     """Hold the open lock file `how` (LOCK_EX, or LOCK_SH to see whether one could) until it is closed. A process that
     only looks holds it for microseconds, which are waited for."""
-    for _ in range(10):
+    for _ in range(11):
         with suppress(BlockingIOError):
             return fcntl.flock(lock, how | fcntl.LOCK_NB)
         time.sleep(0.01)
-    try:
-        fcntl.flock(lock, how | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        raise SlimeError(
-            f"another run is using this directory ({lock.readline().strip() or 'another process'})",
-            where=str(Path(lock.name).parent),
-            todo=f"Wait for it, stop it, or set another {keys}.",
-        ) from error
+    lock.seek(0)
+    what = f"another run is using this directory ({lock.readline().strip() or 'another process'})"
+    todo = f"Wait for it, stop it, or set another {keys}."
+    raise SlimeError(what, where=str(Path(lock.name).parent), todo=todo)
 
 
 def _move_away(path: Path) -> None:

@@ -204,11 +204,7 @@ class Stages:
 
 def run_stages(cfg: SlimeConfig) -> Stages:
     """Demonstrations first, where `sft.num_steps` asks for them or the objective learns from nothing else; then
-    reinforcement learning.
-
-    Raises:
-        SlimeError: no objective of that name is installed, or it cannot be created.
-    """
+    reinforcement learning. Raises SlimeError if no objective of that name is installed, or it cannot be created."""
     chosen = objective_of(cfg.algo)
     reinforces = chosen.trains_on is TrainsOn.rollouts
     found = []
@@ -227,11 +223,8 @@ def policy_steps(cfg: SlimeConfig) -> int:
 
 
 def objective_of(algo: AlgoConfig) -> Objective:
-    """The chosen objective, with its options and the keys of `algo` that it knows.
-
-    Raises:
-        SlimeError: none of that name is installed, or its factory raised.
-    """
+    """The chosen objective, with its options and the keys of `algo` that it knows. Raises SlimeError if none of that
+    name is installed, or its factory raised."""
     item = plugins.load().objectives.get(algo.name)
     made: Objective = _made(item, Objective, shared_with(algo, item), algo.options, "algo.options")
     return made

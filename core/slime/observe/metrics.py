@@ -68,11 +68,8 @@ class MetricsLog:
         self._run.hold(self._file, self._run.metrics)
 
     def _write(self, step: Step) -> None:
-        """Append one row; it is in the operating system's hands when this returns.
-
-        Raises:
-            SlimeError: the disk is full, or this is no longer the file that the run opened.
-        """
+        """Append one row; it is in the operating system's hands when this returns. Raises SlimeError if the disk is
+        full, or this is no longer the file that the run opened."""
         assert self._file, "restored before the first step"
         assert step.stage in STAGES, f"stage {step.stage}"
         row = {"stage": step.stage, "step": step.step, "time": round(step.time, 3)}
@@ -95,21 +92,14 @@ class MetricsLog:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every row of a metrics.jsonl, oldest first; values are floats again. A torn last line is left out.
-
-    Raises:
-        SlimeError: a line is not a row.
-    """
+    """Every row of a metrics.jsonl, oldest first; values are floats again. A torn last line is left out. Raises
+    SlimeError if a line is not a row."""
     return [row for row, _ in read_lines(path)]
 
 
 def read_lines(path: Path, skipped: int = 0) -> Iterator[tuple[Row, bytes]]:
     """Rows with their raw lines, but the first `skipped` bytes, which must be whole lines; a kill can tear only the
-    last line.
-
-    Raises:
-        SlimeError: a line is not a row.
-    """
+    last line. Raises SlimeError if a line is not a row."""
     with path.open("rb") if path.exists() else BytesIO() as file:
         file.seek(skipped)
         lines = file.read().splitlines(keepends=True)

@@ -51,11 +51,8 @@ def tell(addresses: Addresses) -> None:
 
 def asking(group: str, work: Callable[[Sequence[FrozenEngine]], T]) -> T:
     """The result of `work` with a group's engines, for an objective in the driver, beside its event loop; once more if
-    one of them died meanwhile, as soon as the group has one that answers.
-
-    Raises:
-        SlimeError: the run has no such group, or what `work` raises.
-    """
+    one of them died meanwhile, as soon as the group has one that answers. Raises SlimeError if the run has no such
+    group, or what `work` raises."""
     found = _of_driver.groups if _of_driver else ()
     if _of_driver is None or group not in found:
         what = f"no engine group '{group}' with a model of its own was started"

@@ -49,11 +49,8 @@ class RewardService:
         self._judges_groups = False
 
     def start(self) -> None:
-        """Start the workers and wait until each has its reward.
-
-        Raises:
-            SlimeError: the reward cannot be created; names the distribution it comes from.
-        """
+        """Start the workers and wait until each has its reward. Raises SlimeError if the reward cannot be created, with
+        the distribution it comes from."""
         cfg = self._cfg
         chosen = plugins.load().rewards.get(cfg.name)
         servant, first = "slime.reward.judge:Judge", cfg.num_workers
