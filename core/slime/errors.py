@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 
 from slime.printable import printable
 
@@ -31,7 +32,7 @@ class SlimeError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle with its three parts, for the way from a worker process to the driver."""
-        return _rebuild, (type(self), self.what, self.where, self.todo)
+        return partial(type(self), where=self.where, todo=self.todo), (self.what,)
 
     def under(self, key: str) -> SlimeError:
         """This error with the config key that it comes from."""
@@ -52,10 +53,6 @@ class Consequence(SlimeError):
 
 class Death(SlimeError):
     """A process of the run has ended, and is named."""
-
-
-def _rebuild(cls: type[SlimeError], what: str, where: str, todo: str) -> SlimeError:
-    return cls(what, where=where, todo=todo)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

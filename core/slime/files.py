@@ -23,8 +23,8 @@ the operating system's error and says only `unexpected pos 704 vs 598`."""
 
 
 def read_small(path: Path) -> bytes:
-    """The content of a file that describes others. Raises OSError if it cannot be read, is no file (a device may have no
-    end), or has more than 64 MiB."""
+    """The content of a file that describes others. Raises OSError if it cannot be read, is no file (a device may have
+    no end), or has more than 64 MiB."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no file", str(path))
     with path.open("rb") as file:

@@ -7,6 +7,7 @@ used is kept with its problem: `slime plugins` lists it, `train`, `eval` and `pl
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import re
 from collections import defaultdict
@@ -188,16 +189,11 @@ def discover(entries: Iterable[EntryPoint]) -> Plugins:
     """Load every entry point, the built-ins first, and mark what is broken or claimed twice."""
     specs = pluggy.PluginManager("slime")
     specs.add_hookspecs(SlimeHooks)
-    installed = [_load_builtins(specs)]
-    installed += [_load_entry(entry, specs) for entry in sorted(entries, key=lambda entry: entry.name)]
+    builtin = Plugin("slime", BUILTIN, slime.__version__)
+    _read_hooks(builtin, importlib.import_module("slime.builtins"), specs)
+    installed = [builtin, *(_load_entry(entry, specs) for entry in sorted(entries, key=lambda entry: entry.name))]
     _mark_duplicates(installed)
     return Plugins(installed)
-
-
-def _load_builtins(specs: pluggy.PluginManager) -> Plugin:
-    plugin = Plugin("slime", BUILTIN, slime.__version__)
-    _read_hooks(plugin, EntryPoint(plugin.name, "slime.builtins", ENTRY_POINT_GROUP).load(), specs)
-    return plugin
 
 
 def _load_entry(entry: EntryPoint, specs: pluggy.PluginManager) -> Plugin:

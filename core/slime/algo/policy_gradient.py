@@ -146,8 +146,9 @@ class PolicyGradient(ABC):
         return {WEIGHT: weights.sum(), KEPT_WEIGHT: (weights * kept).sum()}
 
     def loss(self, scores: Tensor, inputs: LossInputs) -> LossTerms:
-        logprobs, entropy = scores
-        columns = inputs.columns
+        from slime.algo.losses import kl_penalty, unbiased_kl
+
+        (logprobs, entropy), columns = scores, inputs.columns
         old = columns[self._old]
         pg_loss, seen = self.surrogate(logprobs, old, inputs)
         counted = {"entropy": entropy.detach(), **seen, **_ratio_to_old((logprobs - old).detach())}
@@ -170,19 +171,14 @@ class PolicyGradient(ABC):
             pg_loss = pg_loss * (whole / left).where(left > 0, 1.0)
         loss = pg_loss - self.entropy_coef * inputs.weighted(entropy)
         if self.kl_coef is not None:
-            kl, penalty = self._kl(logprobs, old, columns[REF_LOGPROBS])
+            estimator = KlEstimator.k1 if self.kl_in is KlIn.reward else self.kl_estimator
+            kl = penalty = kl_penalty(logprobs - columns[REF_LOGPROBS], estimator)
+            if self.kl_unbiased:
+                penalty = unbiased_kl(kl, logprobs - old, estimator)
             sums["kl"] = inputs.count(kl.detach())
             if self.kl_coef and self.kl_in is KlIn.loss:
                 loss = loss + self.kl_coef * inputs.weighted(penalty)
         return LossTerms(loss, {"loss": loss, "pg_loss": pg_loss}, sums, maxima)
-
-    def _kl(self, logprobs: Tensor, old: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-        """[t] the estimate, and the penalty that is made of it."""
-        from slime.algo.losses import kl_penalty, unbiased_kl
-
-        estimator = KlEstimator.k1 if self.kl_in is KlIn.reward else self.kl_estimator
-        kl = kl_penalty(logprobs - reference, estimator)
-        return kl, unbiased_kl(kl, logprobs - old, estimator) if self.kl_unbiased else kl
 
     def _corrected(self, inputs: LossInputs) -> Tensor:
         """[t] 1 where a token has an importance weight."""
