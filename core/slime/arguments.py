@@ -25,12 +25,8 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **keywords)
 
     def add_keys(self, help: str = "what is set; +model= and +cluster= are needed", more: str = _ABOUT_KEYS) -> None:
-        """Take words such as `key=value` and `+group=option` too, before and after flags: `args.keys`.
-
-        Args:
-            help: a line about them.
-            more: what else to say about them, below the flags.
-        """
+        """Take words such as `key=value` and `+group=option` too, before and after flags: `args.keys`. `help` is a line
+        about them, `more` comes below the flags."""
         self.takes_keys, self.allow_abbrev, self.epilog = True, False, more
         self.add_argument(KEYS, nargs="*", default=[], metavar="key=value", help=help)
 

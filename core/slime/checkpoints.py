@@ -125,12 +125,8 @@ class _Damaged(Exception):
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
-
-    Args:
-        folder: the run directory's `checkpoints/`.
-        keep: how many published checkpoints stay; older ones are removed after each save.
-    """
+    """The checkpoints of one run, in the `checkpoints/` of its directory. The newest `keep` stay; older ones are
+    removed after each save."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:

@@ -19,20 +19,15 @@ PENALTIES = "penalties"
 
 @dataclass(frozen=True)
 class Attempt:
-    """A sample as an estimator sees it.
-
-    Attributes:
-        reward: that of `sample`, less what the objective takes from it (`slime.algo.stages.PenalisesRewards`) where no
-            critic learns.
-        num_loss_tokens: of all its segments; at least 1.
-        sample: to be read, never changed.
-        segments: loss tokens of each segment that has any, in their order; empty: there is one segment.
-    """
+    """A sample as an estimator sees it. Where no critic learns, the objective may have taken something from its reward
+    (`slime.algo.stages.PenalisesRewards`)."""
 
     reward: float
-    num_loss_tokens: int
-    sample: Sample
-    segments: Sequence[int] = ()
+    num_loss_tokens: int  # of all its segments; at least 1
+    sample: Sample  # to be read, never changed
+    segments: Sequence[
+        int
+    ] = ()  # loss tokens of each segment that has any, in their order; empty: there is one segment
 
 
 @runtime_checkable

@@ -89,15 +89,12 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextmanager
 def foreign(fault: Fault, raised: str, at: str = "to import, or to answer a hook") -> Iterator[None]:
-    """Whatever the block raises is a fault, SystemExit included. If it takes too long, this process ends with a line:
-    what hangs in another library cannot be interrupted. Code in C that keeps Python's lock keeps the line, too.
+    """Raise a fault for whatever the block raises, SystemExit included. If it takes too long, this process ends with a
+    line: what hangs in another library cannot be interrupted. Code in C that keeps Python's lock keeps the line, too.
 
     Args:
         raised: what is wrong, with `{}` in place of the exception.
         at: what it takes too long for.
-
-    Raises:
-        SlimeError: the block raised something.
     """
     watch, block = _watch, _Block(fault, at)
     watch.begin(block)

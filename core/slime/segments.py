@@ -39,22 +39,17 @@ class Rows:
 class Segment:
     """One exact sequence of tokens of an attempt, which is trained as one.
 
-    Attributes:
-        context: tokens without loss that come first: the prompt, or what another segment of the attempt trains.
-        tokens: tokens after the context: those that the model sampled, and those that a program wrote in between.
-        logprobs: of each token, natural logarithms under the engine's sampling distribution,
-            softmax(logits / temperature); 0 where nobody sampled.
-        loss_mask: of each token, 1 where the model sampled; each sampled token in one segment of its attempt.
-        spans: add up to the tokens.
-        recorded: by name, rows of the context's tokens and those after it.
+    Each token after the context has a log-prob, the natural logarithm under the engine's sampling distribution
+    softmax(logits / temperature), 0 where nobody sampled; and a mask, 1 where the model sampled. A sampled token is in
+    one segment of its attempt. `spans` add up to these tokens.
     """
 
-    context: tuple[int, ...]
-    tokens: list[int] = field(default_factory=list)
+    context: tuple[int, ...]  # tokens without loss: the prompt, or what another segment of the attempt trains
+    tokens: list[int] = field(default_factory=list)  # sampled by the model, and written by a program in between
     logprobs: list[float] = field(default_factory=list)
     loss_mask: list[int] = field(default_factory=list)
     spans: list[WeightSpan] = field(default_factory=list)
-    recorded: dict[str, Rows] = field(default_factory=dict)
+    recorded: dict[str, Rows] = field(default_factory=dict)  # by name, of the context's tokens and those after it
 
     def write(self, tokens: Sequence[int]) -> None:
         """Add tokens that nobody sampled."""

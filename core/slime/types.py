@@ -103,25 +103,17 @@ class Verdict:
 
 @dataclass
 class Sample:
-    """One attempt at one prompt: what has a reward, an advantage or a failure, all of its segments together.
-
-    Attributes:
-        segments: what is trained on: one segment for one response. Empty before it is begun.
-        response: the last response's text, without special tokens.
-        metadata: numbers that its program noted, by name.
-        turns: messages after the prompt, of an attempt in conversations; responses with their special tokens.
-        shaping: what filters added to the verdict's value (`slime.contracts.SampleFilter`).
-    """
+    """One attempt at one prompt: what has a reward, an advantage or a failure, all of its segments together."""
 
     prompt: Prompt
     index: int
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)  # trained on; one for one response, none before it is begun
     status: Status = Status.PENDING
-    response: str = ""
+    response: str = ""  # the last response's text, without special tokens
     verdict: Verdict | None = None
-    metadata: dict[str, float] = field(default_factory=dict)
-    turns: list[Message] = field(default_factory=list)
-    shaping: float = 0.0
+    metadata: dict[str, float] = field(default_factory=dict)  # numbers that its program noted, by name
+    turns: list[Message] = field(default_factory=list)  # a conversation after the prompt; responses with special tokens
+    shaping: float = 0.0  # what filters added to the verdict's value (`slime.contracts.SampleFilter`)
 
     @property
     def spans(self) -> list[WeightSpan]:
@@ -198,21 +190,15 @@ class Turn(NamedTuple):
 class TrainSample:
     """One sequence to train on: [prompt | response], or another segment of an attempt, ready to be packed.
 
-    Attributes:
-        tokens: [num_tokens].
-        loss_mask: [num_response_tokens], aligned with the *last* of the tokens, as are the columns.
-        columns: what the objective reads, by name, some [.., width]; anything where the mask is 0.
-        attempt: its number; neighbours with the same one are segments of an attempt. None: it is a whole one.
-        recorded: by engines: [n, ...] of the first n tokens.
-        row: what the row of the data set holds beside prompt, label and answers.
+    Mask and columns have shape [num_response_tokens], some columns [.., width], aligned with the *last* of the tokens.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray  # [num_tokens]
     loss_mask: np.ndarray
-    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
-    attempt: int | None = None
-    recorded: Mapping[str, np.ndarray] = field(default_factory=dict)
-    row: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # by name; anything where the mask is 0
+    attempt: int | None = None  # number; neighbours with the same one are segments of an attempt. None: a whole one
+    recorded: Mapping[str, np.ndarray] = field(default_factory=dict)  # by engines: [n, ...] of the first n tokens
+    row: Mapping[str, Any] = field(default_factory=dict)  # of the data set, beside prompt, label and answers
 
     @property
     def num_tokens(self) -> int:
@@ -235,27 +221,21 @@ class MicroBatch:
     `tokens[..i]` of the same sequence.
 
     Attributes:
-        tokens, labels: int64 ids, of the input and of what follows (0 where nothing is predicted).
-        position_ids: int64, restart at 0 in every sequence that is whole.
-        cu_seqlens: int32 [num_sequences + 1], *padded* sequence borders, multiples of the packing alignment.
-        is_padding: bool, after the end of a sequence, or of a whole micro-batch without any.
-        loss_mask: float32, 0 on prompt, padding and each sequence's last position.
         loss_weights: float32, factors of the tokens' losses, whose plain sum over an optimizer step is the wanted mean.
-        sample_ids: index into the step's list of TrainSamples, one per sequence.
         prefixes: int64 [num_sequences], how many of its first tokens a sequence has no rows for: the one before it
             begins with the same, and may lack rows too (`slime.train.packing.shared_rows`). None: all are whole.
         columns, recorded: those of `TrainSample`, aligned with `tokens`; columns float32 or int32, 0 where masked.
         attempt_sizes: sequences of each attempt, which are neighbours; None where micro-batches may divide attempts.
     """
 
-    tokens: np.ndarray
-    labels: np.ndarray
-    position_ids: np.ndarray
-    cu_seqlens: np.ndarray
-    is_padding: np.ndarray
-    loss_mask: np.ndarray
+    tokens: np.ndarray  # int64 ids of the input
+    labels: np.ndarray  # int64 ids of what follows, 0 where nothing is predicted
+    position_ids: np.ndarray  # int64, restart at 0 in every sequence that is whole
+    cu_seqlens: np.ndarray  # int32 [num_sequences + 1], *padded* borders, multiples of the packing alignment
+    is_padding: np.ndarray  # bool, after the end of a sequence, or of a whole micro-batch without any
+    loss_mask: np.ndarray  # float32, 0 on prompt, padding and each sequence's last position
     loss_weights: np.ndarray
-    sample_ids: Sequence[int]
+    sample_ids: Sequence[int]  # index into the step's list of TrainSamples, one per sequence
     prefixes: np.ndarray | None = None
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     attempt_sizes: Sequence[int] | None = None

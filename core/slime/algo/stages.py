@@ -150,11 +150,8 @@ class Stage:
 
     def passes(self, optimizer_steps: int) -> list[Source]:
         """Models whose log-probs take a pass without gradient over the samples of a step, before its first optimizer
-        step. Before the only one the policy takes none, unless its log-probs are read earlier.
-
-        Args:
-            optimizer_steps: of the step, over all epochs.
-        """
+        step (of `optimizer_steps`, over all epochs). Before the only one the policy takes none, unless its log-probs
+        are read earlier."""
         asked = {column.source for column in self.objective.needs if not column.optional}
         early = {*self.objective.early} if isinstance(self.objective, HasStepSums) else set()
         early |= {column.source for column in self.objective.needs if column.name in self.penalised_by}

@@ -13,11 +13,8 @@ from slime.topology.engines import EngineGroup
 def alarm(
     limit: float | None, groups: Iterable[EngineGroup], values: Mapping[str, float], step: int
 ) -> SlimeError | None:
-    """The problem where the mean difference is above `observe.logprob_alarm`, or None.
-
-    Args:
-        values: metrics of the step, with `gap/...` where an explanation found a cause of the difference.
-    """
+    """The problem where the mean difference is above `observe.logprob_alarm`, or None. The step's metrics have
+    `gap/...` where an explanation found a cause of the difference."""
     found = values.get(LOGPROB_DIFF)  # None if all tokens are of older weights
     if not limit or found is None or found <= limit:
         return None

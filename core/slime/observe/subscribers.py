@@ -25,15 +25,8 @@ log = logging.getLogger(__name__)
 def subscribers(
     installed: Plugins, run: TrackedRun, events: Events, *, every_session: bool = False
 ) -> list[Subscriber]:
-    """The installed subscribers of runs that train, under guard.
-
-    Args:
-        events: the bus of the session.
-        every_session: those instead that are told of every session, and of its start.
-
-    Raises:
-        SlimeError: a factory raises, takes too long, or returns something that cannot be called.
-    """
+    """The installed subscribers of runs that train, or of every session, under guard. Raises SlimeError if a factory
+    raises, takes too long, or returns something that cannot be called."""
     given = {"run": run, "events": events} if every_session else {"run": run}
     wanted = [each for each in installed.subscribers if getattr(each.factory, "every_session", False) == every_session]
     return [_Guarded(chosen.name, _made(chosen, given)) for chosen in wanted]

@@ -78,12 +78,8 @@ def known_to_driver(frozen: FrozenEngines) -> Iterator[None]:
 
 
 class FrozenEngines:
-    """The addresses of a run's frozen engines, kept by the driver in whichever thread.
-
-    Args:
-        groups: of each engine.
-        models: the folder of each group's model.
-    """
+    """The addresses of a run's frozen engines, kept by the driver in whichever thread, from the group of each engine
+    and the folder of each group's model."""
 
     def __init__(self, groups: Sequence[str] = (), models: Mapping[str, str] | None = None) -> None:
         self.groups, self._models = groups, models or {}
