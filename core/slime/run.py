@@ -103,8 +103,8 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     watch.add_all(collected.stats)
     with watch("pack"):
         groups = spread(collected.groups, cfg.train.steps_per_rollout, step - 1)
-        masked, least = {"mask_truncated": cfg.algo.mask_truncated}, run.estimator.min_samples
-        compared = compare(groups, least, step - 1, cfg.rollout.oldest_trained, **masked)
+        least, oldest = run.estimator.min_samples, cfg.rollout.oldest_trained
+        compared = compare(groups, least, step - 1, oldest, mask_truncated=cfg.algo.mask_truncated)
         samples = compared.sequences
         recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg)])
         samples, told = with_numbers(samples, [recording.name for recording in numbers_told()])
