@@ -66,7 +66,7 @@ class Checkpoint:
             todo = "Put it back as it was saved, or move this checkpoint away to continue from the one before."
             raise SlimeError(f"it is not what slime writes ({error})", where=str(path), todo=todo) from error
 
-    def problem(self, examine: Examine | None) -> str:
+    def problem(self, examine: Examine | None = examine) -> str:
         """The fault of the first bad file; empty if there is none. Without `examine` only sizes are compared."""
         try:
             _compare(self.path, self.manifest()["files"], examine)
