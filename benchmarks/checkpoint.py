@@ -128,7 +128,7 @@ def cost(folder: Path, rounds: int, layers: int) -> None:
                 start = time.perf_counter()
                 examine(files_under(newest.path))
                 compared.append(time.perf_counter() - start)
-                size = newest.num_bytes / 1e9
+                size = sum(path.stat().st_size for path in files_under(newest.path)) / 1e9
     print(f"{conditions()}; {size:.2f} GB in {folder}, {rounds} rounds: median, fastest\n")
     base = seconds["no digest"]
     for name, times in seconds.items():

@@ -241,7 +241,7 @@ def test_a_step_is_saved_once(folder):
     store = CheckpointStore(folder, keep=2)
     save(store, 10)
     with pytest.raises(AssertionError, match="step 10 is already saved"):
-        store.begin(10)
+        save(store, 10)
     assert_holds(store.latest(), 10)
 
 

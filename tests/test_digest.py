@@ -6,8 +6,7 @@ import zlib
 
 import pytest
 
-from slime.digest import DigestingFile, facts_of, read_checked
-from slime.errors import SlimeError
+from slime.digest import DigestingFile, facts_of
 
 
 def test_the_digest_of_a_written_file_is_that_of_its_content(tmp_path):
@@ -34,25 +33,3 @@ def test_views_of_wider_items_are_counted_in_bytes(tmp_path):
 def test_it_is_written_in_order(tmp_path):
     with DigestingFile(tmp_path / "file") as file, pytest.raises(io.UnsupportedOperation):
         file.seek(0)
-
-
-@pytest.mark.parametrize("size", [0, 1, 2**20, 2**21 + 3])
-def test_a_file_is_read_into_memory_of_its_size(tmp_path, size):
-    path, data = tmp_path / "file", random.Random(5).randbytes(size)
-    path.write_bytes(data)
-    target = bytearray(size)
-    read_checked(path, facts_of(path), target)
-    assert target == data
-
-
-@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda data: b"x" + data[1:]])
-def test_a_file_that_changed_is_named(tmp_path, change):
-    path, data = tmp_path / "file", bytes(2**20 + 5)
-    path.write_bytes(data)
-    facts = facts_of(path)
-    path.write_bytes(change(data))
-    with pytest.raises(SlimeError, match=f"^{path}: the file is damaged"):
-        read_checked(path, facts, bytearray(len(data)))
-    path.unlink()
-    with pytest.raises(SlimeError, match=f"^{path}: the file is missing"):
-        read_checked(path, facts, bytearray(len(data)))

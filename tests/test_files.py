@@ -111,7 +111,8 @@ except SlimeError as error:
     print(error)
 (disk / "other").write_bytes(bytes(files.free_bytes(disk)))
 try:
-    store.begin(20)
+    with store.saving(20, {}):
+        sys.exit("it begins without room")
 except SlimeError as error:
     print(error)
 assert [path.name for path in (disk / "checkpoints").iterdir()] == ["step-000010"]

@@ -129,31 +129,6 @@ def test_provenance_tells_where_a_used_name_came_from(site: Site) -> None:
     assert record["installed"]["acme-reward"]["contributes"] == ["reward/acme"]
 
 
-def test_node_with_another_version_is_named(site: Site) -> None:
-    site.add("acme-reward", REWARD % "acme")
-    driver = plugins.load().fingerprint()
-    plugins.load().require_same(driver, "node-7")
-    driver["acme-reward"]["version"] = "2.0"
-    with pytest.raises(
-        SlimeError, match=r"node-7: .*acme-reward 2.0 at the driver, but acme-reward 1.0 there. .*==2.0'"
-    ):
-        plugins.load().require_same(driver, "node-7")
-
-
-@pytest.mark.parametrize(
-    ("there", "says"), [(True, "installed there and not at the driver"), (False, "but none there")]
-)
-def test_node_with_a_plugin_more_or_less_is_named(site: Site, there: bool, says: str) -> None:
-    without = plugins.load().fingerprint()
-    site.add("acme-reward", REWARD % "acme")
-    extended = plugins.load().fingerprint()
-    if not there:
-        (site.folder / "acme_reward-1.0.dist-info" / "entry_points.txt").unlink()
-        plugins.load.cache_clear()
-    with pytest.raises(SlimeError, match=says):
-        plugins.load().require_same(without if there else extended, "node-7")
-
-
 HANGS = {
     "asleep": "import time; time.sleep(1000)",
     "busy": "while True: pass",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slime.versions import other_versions
+from slime.plugins import other_versions
 
 
 @pytest.mark.parametrize(

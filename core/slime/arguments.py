@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from slime.errors import SlimeError, did_you_mean
 
 KEYS = "keys"
-"""Where the words that set keys are among the parsed arguments."""
+"""Name of the words that set keys among the parsed arguments."""
 _ABOUT_KEYS = """\
   +model=, +cluster=    what is trained, and on which machines
   task=, reward=, ...   other choices; 'slime --help' lists what is installed
@@ -26,12 +25,8 @@ class ArgumentParser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **keywords)
 
     def add_keys(self, help: str = "what is set; +model= and +cluster= are needed", more: str = _ABOUT_KEYS) -> None:
-        """Take words such as `key=value` and `+group=option` too, before and after flags: `args.keys`.
-
-        Args:
-            help: a line about them.
-            more: what else to say about them, below the flags.
-        """
+        """Take words such as `key=value` and `+group=option` too, before and after flags: `args.keys`. `help` is a line
+        about them, `more` comes below the flags."""
         self.takes_keys, self.allow_abbrev, self.epilog = True, False, more
         self.add_argument(KEYS, nargs="*", default=[], metavar="key=value", help=help)
 
@@ -40,16 +35,6 @@ class ArgumentParser(argparse.ArgumentParser):
         """All of them, such as `--help`."""
         return [word for action in self._actions for word in action.option_strings if word.startswith("--")]
 
-    def awaits(self, words: Sequence[str]) -> tuple[ArgumentParser, argparse.Action | None]:
-        """What the word after `words` is for, and the parser that takes it: this one, or one inside it."""
-        by_place = [action for action in self._actions if not action.option_strings]
-        for number, word in enumerate(words):
-            if by_place and not word.startswith("-"):
-                if isinstance(inner := (by_place[0].choices or {}), dict) and word in inner:
-                    return inner[word].awaits(words[number + 1 :])  # type: ignore[no-any-return]
-                by_place = by_place if by_place[0].nargs == "*" else by_place[1:]
-        return self, by_place[0] if by_place else None
-
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             kind = f"{action.metavar} " if isinstance(action.metavar, str) else ""
@@ -57,9 +42,5 @@ class ArgumentParser(argparse.ArgumentParser):
             raise SlimeError(f"there is no {kind}'{value}'", where=where, todo=did_you_mean(value, action.choices))
 
     def error(self, message: str) -> NoReturn:
-        """Raise for a word that does not fit.
-
-        Raises:
-            SlimeError: always.
-        """
+        """Raise a SlimeError for a word that does not fit."""
         raise SlimeError(message, where=self.prog, todo=f"'{self.prog} --help' says what it takes.")

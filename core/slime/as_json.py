@@ -1,4 +1,4 @@
-"""What a row holds as JSON, for those who read no Python: servers, and whoever opens a file."""
+"""Rows as JSON, for readers without Python: servers and people."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 
 def to_json(value: Any, *, ensure_ascii: bool = True) -> str:
-    """One line that every reader takes. What JSON does not have is text: bytes in base64, dates and times as ISO 8601
-    has them, "NaN", "Infinity", "-Infinity", and all else as `str` writes it. Arrays of numpy are lists."""
+    """One line that every reader takes. Values that JSON does not have are text: bytes in base64, dates and times as in
+    ISO 8601, "NaN", "Infinity", "-Infinity", and all else as `str` writes it. Arrays of numpy are lists."""
     try:
         return json.dumps(value, default=_standing_for, allow_nan=False, ensure_ascii=ensure_ascii)
     except (TypeError, ValueError):  # a key that is no text, or a number that is not finite

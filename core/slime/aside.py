@@ -20,21 +20,21 @@ from typing import IO, Any
 from slime.errors import SlimeError
 
 MEMORY_BYTES = 2**32
-"""What the process may take beside what slime has already."""
+"""Memory that the process may take beside slime's."""
 WAIT_S = 120.0
 """Seconds between two steps of it: a disk of the network may be slow."""
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 _STEP, _FOUND = "step", "found"
 _NO_ROOM, _OTHERWISE = 3, 4
-"""Exit codes: of too little memory, and of another exception, which the same work raises again in slime's process."""
+"""Exit codes for too little memory, and for another exception, which the same work raises again in slime's process."""
 
 _steps: IO[str] | None = None
-"""Of such a process: where it says what it is about to do."""
+"""The pipe of such a process, which says what it is about to do."""
 
 
 def problems_found_aside(find: Callable[[], Iterable[SlimeError]]) -> list[SlimeError]:
-    """What `find` finds, in a process of its own: a fork, which takes a few milliseconds. What it changes in memory is
-    lost. `step` bounds what it does, and says what was wrong if it does not come back."""
+    """The problems that `find` finds in a fork, which takes a few milliseconds; its changes of memory are lost. `step`
+    bounds it, and says what was wrong if it does not come back."""
     reader, writer = os.pipe()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)  # or the child would raise what is meant for slime
     child = os.fork()
@@ -56,14 +56,13 @@ def problems_found_aside(find: Callable[[], Iterable[SlimeError]]) -> list[Slime
         return [SlimeError(**each) for each in found]
     if code == _OTHERWISE or last is None:
         return list(find())
-    return [
-        SlimeError(f"{last['what']}: {_reason(code, last['seconds'], late)}", where=last["where"], todo=last["todo"])
-    ]
+    what = f"{last['what']}: {_reason(code, last['seconds'], late)}"
+    return [SlimeError(what, where=last["where"], todo=last["todo"])]
 
 
 def step(seconds: float, fault: SlimeError) -> None:
     """Limit the processor time of a process aside, in seconds, until its next step; elsewhere nothing happens. If it
-    takes more, or crashes, `fault` is what was wrong; the reason is added."""
+    takes more, or crashes, the problem is `fault`, with the reason added."""
     if _steps is not None:
         _say({"kind": _STEP, "seconds": seconds, **fault.document()})
         _, most = resource.getrlimit(resource.RLIMIT_CPU)

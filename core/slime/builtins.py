@@ -1,4 +1,4 @@
-"""What slime itself contributes, through the same hooks as any plugin."""
+"""The contributions of slime itself, through the same hooks as any plugin's."""
 
 from __future__ import annotations
 
@@ -44,12 +44,6 @@ class FifoOptions:
     """Groups held at most; null holds all."""
 
 
-def _fifo(**options: Any) -> BufferPolicy:
-    from slime.sampling.buffer import FifoBuffer
-
-    return FifoBuffer(**options)
-
-
 @hookimpl
 def slime_programs() -> Mapping[str, Callable[..., Program]]:
     return {"single": Single}
@@ -62,7 +56,12 @@ def slime_filters() -> Mapping[str, Callable[..., SampleFilter]]:
 
 @hookimpl
 def slime_buffers() -> Mapping[str, Callable[..., BufferPolicy]]:
-    return {"fifo": _fifo}
+    def fifo(**options: Any) -> BufferPolicy:
+        from slime.sampling.buffer import FifoBuffer
+
+        return FifoBuffer(**options)
+
+    return {"fifo": fifo}
 
 
 @hookimpl
@@ -84,15 +83,14 @@ def slime_verbs() -> Mapping[str, VerbFactory]:
     }
 
 
-def _shared_memory() -> Transport:
-    from slime.weights.transports import SharedMemoryTransport
-
-    return SharedMemoryTransport()
-
-
 @hookimpl
 def slime_transports() -> Mapping[str, Callable[[], Transport]]:
-    return {"ipc": _shared_memory}
+    def shared_memory() -> Transport:
+        from slime.weights.transports import SharedMemoryTransport
+
+        return SharedMemoryTransport()
+
+    return {"ipc": shared_memory}
 
 
 @hookimpl

@@ -28,10 +28,10 @@ from slime.errors import SlimeError
 
 MANIFEST, DRIVER = "manifest.json", "driver.json"
 CONVERTED = "slime-manifest.json"
-"""What `slime convert` writes last into a folder: every file with its size and digest."""
+"""The last file that `slime convert` writes into a folder: every file with its size and digest."""
 
 Examine = Callable[[Sequence[Path]], Sequence[FileFacts]]
-"""Reads files whole; returns the facts of each, in order."""
+"""Reads files whole; returns the facts of each, in order. In a run the trainer ranks share this."""
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +56,7 @@ class Checkpoint:
     path: Path
 
     def driver_state(self) -> dict[str, Any]:
-        """What the driver handed to `commit`.
-
-        Raises:
-            SlimeError: the file holds something else.
-        """
+        """The driver's state, as it was saved. Raises SlimeError if the file holds something else."""
         from slime import driver_state  # imports numpy, which `slime plan` does without
 
         path = self.path / DRIVER
@@ -70,56 +66,22 @@ class Checkpoint:
             todo = "Put it back as it was saved, or move this checkpoint away to continue from the one before."
             raise SlimeError(f"it is not what slime writes ({error})", where=str(path), todo=todo) from error
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of all its files."""
-        return sum(path.stat().st_size for path in files.files_under(self.path))
-
-    def problem(self, examine: Examine = examine) -> str:
-        """What is wrong with the files, naming the first bad one; empty if they are what was saved.
-
-        Args:
-            examine: reads every file whole; in a run the trainer ranks share this.
-        """
+    def problem(self, examine: Examine | None = examine) -> str:
+        """The fault of the first bad file; empty if there is none. Without `examine` only sizes are compared."""
         try:
             _compare(self.path, self.manifest()["files"], examine)
         except _Damaged as damage:
             return str(damage)
         return ""
 
-    def require_good(self, examine: Examine | None = None) -> None:
-        """Stop unless the files are what was saved; without `examine` only their sizes are compared.
-
-        Raises:
-            SlimeError: one is not, or the checkpoint was removed.
-        """
-        problem = self.problem(examine or (lambda paths: list(self.manifest()["files"].values())))
-        if not self.path.exists():
-            problem = "it was removed to make room for newer ones"
-        if problem:
-            todo = "Choose another checkpoint of the run."
-            raise SlimeError(f"this checkpoint cannot be used: {problem}", where=str(self.path), todo=todo)
-
     def manifest(self) -> dict[str, Any]:
-        """The manifest, which says by its own digest that it is what was written.
-
-        Raises:
-            _Damaged: it is missing, cannot be read, or is not what was written here.
-        """
+        """The manifest; raises `_Damaged` where it is not what was written here."""
         return _read_manifest(self.path / MANIFEST, self.step)
 
 
 def require_as_written(folder: Path, examine: Examine = examine) -> None:
     """Compare weights that a run starts from with what their writer noted: another run, or `slime convert`. Those of
-    another program are taken as they are, with a warning.
-
-    Args:
-        folder: whose name may be any.
-        examine: reads every file whole; in a run the trainer ranks share this.
-
-    Raises:
-        SlimeError: a file is not what was written.
-    """
+    another program are taken as they are, with a warning. Raises SlimeError if a file is not what was written."""
     try:
         if (folder / MANIFEST).is_file():
             saved = _read_manifest(folder / MANIFEST)["files"]
@@ -134,8 +96,8 @@ def require_as_written(folder: Path, examine: Examine = examine) -> None:
         raise SlimeError(f"{folder} is not what was written: {damage}", where="model.weights", todo=todo) from None
 
 
-def _compare(folder: Path, saved: Mapping[str, FileFacts], examine: Examine) -> None:
-    """Sizes first: they cost nothing."""
+def _compare(folder: Path, saved: Mapping[str, FileFacts], examine: Examine | None) -> None:
+    """Raise `_Damaged` at the first file that differs. Sizes first: they cost nothing."""
     paths = {name: folder / name for name in saved}
     for name, path in paths.items():
         with _damage_of(path.relative_to(folder)):
@@ -144,7 +106,7 @@ def _compare(folder: Path, saved: Mapping[str, FileFacts], examine: Examine) -> 
             size = path.stat().st_size
         if size != saved[name]["bytes"]:
             raise _Damaged(f"{name} has {size} bytes instead of {saved[name]['bytes']}")
-    for name, facts in zip(paths, examine(list(paths.values())), strict=True):
+    for name, facts in zip(paths, examine([*paths.values()]) if examine else saved.values(), strict=True):
         if facts != saved[name]:
             found, wanted = facts["crc32"], saved[name]["crc32"]
             raise _Damaged(f"{name} has other content than was saved: its CRC-32 is {found}, it was {wanted}")
@@ -152,15 +114,10 @@ def _compare(folder: Path, saved: Mapping[str, FileFacts], examine: Examine) -> 
 
 @dataclass
 class Staging:
-    """A checkpoint being written.
+    """A checkpoint being written."""
 
-    Attributes:
-        path: the folder to write into.
-        written: facts of files in it, by name, from those who wrote them; the others are read for theirs.
-    """
-
-    path: Path
-    written: dict[str, FileFacts] = field(default_factory=dict)
+    path: Path  # the folder to write into
+    written: dict[str, FileFacts] = field(default_factory=dict)  # facts that writers of files know; others are read
 
 
 class _Damaged(Exception):
@@ -168,12 +125,8 @@ class _Damaged(Exception):
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
-
-    Args:
-        folder: the run directory's `checkpoints/`.
-        keep: how many published checkpoints stay; older ones are removed after each save.
-    """
+    """The checkpoints of one run, in the `checkpoints/` of its directory. The newest `keep` stay; older ones are
+    removed after each save."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
@@ -186,17 +139,9 @@ class CheckpointStore:
         return published(self._folder)
 
     def latest(self, examine: Examine = examine) -> Checkpoint | None:
-        """The newest checkpoint whose files are what was saved; None if nothing was ever published.
-
-        A damaged one is skipped with a warning that names the file: going on from an older step beats stopping, and
-        going on from a damaged one would be silent corruption.
-
-        Args:
-            examine: reads every file whole; in a run the trainer ranks share this.
-
-        Raises:
-            SlimeError: every checkpoint is damaged; starting over is for the user to decide.
-        """
+        """The newest checkpoint whose files are what was saved; None if nothing was ever published. A damaged one is
+        skipped with a warning that names the file. Raises SlimeError if every checkpoint is damaged; starting over is
+        for the user to decide."""
         problem = ""
         for path in sorted(path for path in self._folder.glob("step-*") if _step(path) is None):
             log.warning("ignoring %s: it has not the name of a checkpoint, such as step-000010", path)
@@ -215,60 +160,34 @@ class CheckpointStore:
 
     @contextmanager
     def saving(self, step: int, state: Mapping[str, Any]) -> Iterator[Staging]:
-        """`begin` and `commit` around the block, in which the trainers write into the folder it yields. `state` is
-        read before the block and may change in it.
-
-        If anything fails the partial folder is removed, so that a full disk has room again for logs and metrics.
-
-        Raises:
-            SlimeError: the disk is full; earlier checkpoints are untouched.
-        """
+        """Yield an empty folder for the trainers to write into, and publish it with `state` as it was before the
+        block. Whatever died half-way before is removed, and what fails now, so that a full disk has room for logs and
+        metrics. Raises SlimeError if the disk is full, or has less room than the last checkpoint took, or a file that
+        somebody wrote is not here; earlier checkpoints are untouched."""
         from slime import driver_state  # imports numpy, which `slime plan` does without
 
-        staging = self.begin(step)
-        done = False
-        try:
-            state_then = driver_state.dumps(state)
-            with files.disk_errors(self._path(step), self._expected_bytes()):
-                yield staging
-            self.commit(step, staging, state_then)
-            done = True
-        finally:
-            if not done:
-                shutil.rmtree(staging.path, ignore_errors=True)
-
-    def begin(self, step: int) -> Staging:
-        """An empty folder to write the checkpoint of `step` into; whatever died half-way before is removed.
-
-        Raises:
-            SlimeError: the disk has less room than the last checkpoint took.
-        """
+        path = self._folder / _name(step)
         self._folder.mkdir(exist_ok=True)
-        self._clean(step)
-        if (needed := self._expected_bytes()) > files.free_bytes(self._folder):
-            raise files.disk_full(self._path(step), needed)
-        staging = Staging(self._folder / f".step-{step:06d}.partial")
-        with files.disk_errors(self._path(step)):
-            staging.path.mkdir()
-        return staging
-
-    def commit(self, step: int, staging: Staging, state: bytes) -> Checkpoint:
-        """Publish what was written into the folder of `begin`, with the driver's state (from `slime.driver_state`).
-
-        Raises:
-            SlimeError: the disk is full, or a file that somebody wrote is not here; earlier checkpoints are untouched.
-        """
-        path = self._path(step)
-        with files.disk_errors(path, self._expected_bytes()):
-            (staging.path / DRIVER).write_bytes(state)
-            files.publish_folder(staging.path, path, (MANIFEST, sealed(_manifest(staging, step))))
+        self._clean(path, step)
+        state_then = driver_state.dumps(state)
+        newest = [each for checkpoint in self.all()[-1:] for each in files.files_under(checkpoint.path)]
+        if (needed := sum(each.stat().st_size for each in newest)) > files.free_bytes(self._folder):
+            raise files.disk_full(path, needed)
+        staging = Staging(self._folder / f".{path.name}.partial")
+        try:
+            with files.disk_errors(path, needed):
+                staging.path.mkdir()
+                yield staging
+                (staging.path / DRIVER).write_bytes(state_then)
+                files.publish_folder(staging.path, path, (MANIFEST, sealed(_manifest(staging, step))))
+        finally:
+            shutil.rmtree(staging.path, ignore_errors=True)  # is there no more once it is published
         self._prune()
-        return Checkpoint(step, path)
 
-    def _clean(self, step: int) -> None:
+    def _clean(self, path: Path, step: int) -> None:
         for leftover in self._folder.glob(".step-*"):
             shutil.rmtree(leftover)
-        if (path := self._path(step)).exists():
+        if path.exists():
             assert step in self._damaged, f"step {step} is already saved"
             path.rename(path.with_name(f"damaged-{path.name}-{time.time_ns()}"))
             self._damaged.remove(step)
@@ -278,12 +197,6 @@ class CheckpointStore:
         for checkpoint in good[: -self._keep]:
             # Renamed first: a kill while files vanish must not leave something that looks like a checkpoint.
             shutil.rmtree(checkpoint.path.rename(self._folder / f".{checkpoint.path.name}.old"))
-
-    def _expected_bytes(self) -> int:
-        return max((checkpoint.num_bytes for checkpoint in self.all()[-1:]), default=0)
-
-    def _path(self, step: int) -> Path:
-        return self._folder / _name(step)
 
 
 def published(folder: Path) -> list[Checkpoint]:
@@ -334,7 +247,7 @@ def _read_manifest(path: Path, step: int | None = None) -> dict[str, Any]:
 
 @contextmanager
 def _damage_of(path: Path) -> Iterator[None]:
-    """What is wrong with a manifest, told with its name."""
+    """Context that tells a fault of a manifest with its name."""
     try:
         yield
     except FileNotFoundError:

@@ -55,9 +55,8 @@ def _interrupt(number: int, frame: object) -> None:
 
 @contextmanager
 def _no_interrupt_ignored() -> Iterator[None]:
-    """An interrupt that comes in the block where Python ignores exceptions, as after a fork and where an object is
-    freed, comes again a moment later."""
-
+    """Context in which an interrupt that Python ignores, as after a fork and where an object is freed, comes again a
+    moment later."""
     main_thread = threading.main_thread().ident or 0
 
     def again(ignored: sys.UnraisableHookArgs) -> None:
@@ -76,7 +75,7 @@ def _no_interrupt_ignored() -> Iterator[None]:
 
 
 def _reader_has_left() -> bool:
-    """Whether nobody reads standard output any more, as in `slime plan | head`: no other pipe may end so quietly."""
+    """Whether the reader of standard output is gone, as in `slime plan | head`: no other pipe may end so quietly."""
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)
     return any(events & select.POLLERR for _, events in output.poll(0))
@@ -84,8 +83,8 @@ def _reader_has_left() -> bool:
 
 @contextmanager
 def _interrupts_noted() -> Iterator[Callable[[], bool]]:
-    """Yields whether an interrupt has come in the block. What follows may be another error that stands for it: of a
-    library that it found half done, or of Python's C code, as while a library of C is loaded."""
+    """Yields whether an interrupt has come in the block. It may show as another error: of a library that it found half
+    done, or of Python's C code, as while a library of C is loaded."""
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, False)
@@ -122,7 +121,7 @@ def _report_errors(argv: list[str], interrupted: Callable[[], bool]) -> int:
 
 
 def _mistake(error: Exception) -> SlimeError | None:
-    """What a user can mend; None of errors of ours."""
+    """The error as a user can mend it; None for errors of ours."""
     if isinstance(error, ModuleNotFoundError):
         return extras.without(error.name or "")
     if isinstance(error, PermissionError) and error.filename:

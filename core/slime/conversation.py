@@ -1,4 +1,4 @@
-"""What a program holds several turns with: the contract beside `slime.contracts.Responder`."""
+"""Conversations of a program with the model: the contract beside `slime.contracts.Responder`."""
 
 from __future__ import annotations
 
@@ -22,28 +22,23 @@ class TooLongError(RefusedError):
 
 
 class Conversation(Protocol):
-    """Keeps its tokens: what was sampled is never rendered again, and what the program says has no loss."""
+    """Several turns, whose sampled tokens are never rendered again. Tokens of the program's messages have no loss."""
 
     async def turn(self, *new: Message, max_tokens: int | None = None, stop: Stop = ()) -> Turn:
-        """Say these messages, of a user or of tools, and sample the model's response to its end: an end token, one of
-        the strings `stop`, or where that function says so of the text and of every longer one; or `max_tokens`. No
+        """Say these messages, of a user or of tools, and sample the model's response. It ends with an end token, one
+        of the strings `stop` (or where that function is true of the text and of every longer one), or `max_tokens`. No
         messages: the model goes on. The whole conversation is bounded by `rollout.sampling.max_response_tokens`; where
         there is no room, the response is empty, and its `finish` is `length`. Aborts are as in `Responder.respond`.
-
-        Raises:
-            RefusedError: the chat template refuses the messages; nothing was said then.
-        """
+        Raises RefusedError if the chat template refuses the messages; nothing was said then."""
 
     async def count(self, *new: Message) -> int:
-        """Tokens that would stand before the response, if these messages were said. Raises as `turn` does."""
+        """Tokens before the response, if these messages were said. Raises as `turn` does."""
 
     def branch(self, num_turns: int) -> Conversation:
-        """Another conversation, which goes on behind the first turns of this one, as many as `num_turns`. It has their
-        very tokens; they are trained on here, and have no loss there."""
+        """Another conversation, with the very tokens of the first `num_turns` turns; they have no loss there."""
 
     def take_back(self) -> None:
-        """Forget the last turn, and what was said before it: nobody heard it, so it is neither judged nor trained
-        on."""
+        """Forget the last turn and its messages: nobody heard it, so it is neither judged nor trained on."""
 
 
 class Chat(Protocol):
@@ -53,4 +48,4 @@ class Chat(Protocol):
         """A new conversation of an attempt's `slime.sampling.conversation.Model`: see `Responder.conversation`."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], *, prompt: bool = False) -> str:
-        """What the template writes for these messages; `prompt` opens the model's turn behind them."""
+        """See `Responder.rendered`."""

@@ -1,7 +1,7 @@
 """Size and digest of files: taken while a file is written, compared before anything in it is believed.
 
 The digest is CRC-32, which finds every flipped bit, every burst of up to 32 bits, and all but one in 4e9 of other
-accidents. It is no signature: whoever can write the file can write its digest. zlib takes several GB/s a core.
+accidents. It is no signature against a writer of the file. zlib takes several GB/s a core.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from slime.errors import SlimeError
-
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -23,7 +21,7 @@ _PIECE = 2**20
 
 
 class FileFacts(TypedDict):
-    """What a manifest says of a file: its size in bytes, and its digest as eight hexadecimal digits."""
+    """A file in a manifest: its size in bytes, and its digest as eight hexadecimal digits."""
 
     bytes: int
     crc32: str
@@ -51,35 +49,17 @@ class DigestingFile(io.BufferedWriter):
 
     @property
     def facts(self) -> FileFacts:
-        """Of what was written so far."""
+        """The facts of what was written so far."""
         return _facts(self._size, self._crc)
 
 
 def facts_of(path: Path) -> FileFacts:
-    """Read a whole file."""
+    """The facts of a file, which is read whole."""
     size = crc = 0
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             size, crc = size + len(piece), zlib.crc32(piece, crc)
     return _facts(size, crc)
-
-
-def read_checked(path: Path, facts: FileFacts, target: Buffer) -> None:
-    """Read a whole file into memory of its size.
-
-    Raises:
-        SlimeError: it is not there, or not what `facts` says of it.
-    """
-    view, size, crc = memoryview(target).cast("B"), 0, 0
-    try:
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(view[size : size + _PIECE]):
-                size, crc = size + count, zlib.crc32(view[size : size + count], crc)
-            size += len(file.read(1))  # it must end where the memory does
-    except FileNotFoundError:
-        raise SlimeError("the file is missing", where=str(path), todo="Publish again.") from None
-    if _facts(size, crc) != facts:
-        raise SlimeError("the file is damaged: its size or digest is another", where=str(path), todo="Publish again.")
 
 
 def sealed(document: Mapping[str, Any]) -> bytes:
@@ -89,11 +69,7 @@ def sealed(document: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """What `sealed` was given.
-
-    Raises:
-        ValueError: these are not its bytes; says what is wrong.
-    """
+    """The document that `sealed` was given; ValueError, with what is wrong, where these are not its bytes."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -107,11 +83,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 
 def facts_by_name(listed: Any) -> dict[str, FileFacts]:
-    """The files that a manifest lists.
-
-    Raises:
-        ValueError: it lists none, or something else.
-    """
+    """The files that a manifest lists; ValueError where it lists none, or something else."""
     kinds = {"bytes": int, "crc32": str}
     if not isinstance(listed, dict) or not listed:
         raise ValueError("lists no files")

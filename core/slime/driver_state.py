@@ -1,7 +1,7 @@
 """The driver's state in a checkpoint: JSON, so that reading it runs nothing, and exact, so that a resume is.
 
-Beside JSON's own values it holds what the rows of a data file may hold: bytes, dates and times, decimals, tuples, keys
-that are no text. Long lists of numbers are stored as arrays of the narrowest type that holds them without loss.
+Beside JSON's own values it holds those of a data file's rows: bytes, dates and times, decimals, tuples, keys that are
+no text. Long lists of numbers are stored as arrays of the narrowest type that holds them without loss.
 """
 
 from __future__ import annotations
@@ -36,20 +36,12 @@ _TO_TEXT: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
 
 
 def dumps(state: Mapping[str, Any]) -> bytes:
-    """The bytes of a state.
-
-    Raises:
-        SlimeError: it holds a value of another type; the error says where.
-    """
+    """The bytes of a state; SlimeError, which says where, for a value of another type."""
     return json.dumps(_to_json(dict(state), "state"), allow_nan=False, separators=(",", ":")).encode()
 
 
 def loads(data: bytes) -> dict[str, Any]:
-    """The state that `dumps` was given, equal to the bit and to the type.
-
-    Raises:
-        ValueError: these are not its bytes.
-    """
+    """The state that `dumps` was given, equal to the bit and to the type; ValueError for other bytes."""
     try:
         state = json.loads(data.decode(), object_hook=_from_json)
     except (TypeError, ArithmeticError, RecursionError) as error:
@@ -89,23 +81,14 @@ def _packed(values: list[Any]) -> dict[str, Any] | None:
     kinds = set(map(type, values)) if len(values) >= _SHORTEST_ARRAY else set()
     if kinds not in ({int}, {float}):
         return None
-    widest = _INTEGERS[-1] if kinds == {int} else _FLOATS[-1]
+    dtypes = _INTEGERS if kinds == {int} else _FLOATS
     try:
-        array = np.array(values, dtype=widest)
+        array = np.array(values, dtype=dtypes[-1])
     except OverflowError:  # wider than any: JSON's own integers have no limit
         return None
-    dtype = _narrowest(array)
-    return {_TAG: [dtype, base64.b64encode(array.astype(dtype).tobytes()).decode()]}
-
-
-def _narrowest(array: np.ndarray[Any, Any]) -> str:
     with np.errstate(over="ignore"):
-        fitting = (dtype for dtype in (_INTEGERS if array.dtype.kind == "i" else _FLOATS) if _fits(array, dtype))
-        return next(fitting, array.dtype.str)
-
-
-def _fits(array: np.ndarray[Any, Any], dtype: str) -> bool:
-    return bool((array.astype(dtype) == array).all())
+        dtype = next((each for each in dtypes if (array.astype(each) == array).all()), dtypes[-1])  # none has NaN
+    return {_TAG: [dtype, base64.b64encode(array.astype(dtype).tobytes()).decode()]}
 
 
 def _from_json(value: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 
 from slime.printable import printable
 
@@ -14,10 +15,8 @@ MAX_CHOICES = 300
 
 
 class SlimeError(Exception):
-    """An error a user can cause or must act on.
-
-    Printed by `slime.command` as one line: what went wrong, where, and what to do next. `str()` of it is that line,
-    with the names of characters that steer a terminal. Programming errors stay assertions and ordinary exceptions.
+    """An error a user can cause or must act on, printed by `slime.command` as one line. Programming errors stay
+    assertions and ordinary exceptions.
 
     Args:
         what: the fact, without a final full stop ("no reward named 'mth'").
@@ -37,37 +36,34 @@ class SlimeError(Exception):
         super().__init__(printable(" ".join(f"{f'{where}: ' if where else ''}{what}. {todo}".split())))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle with its three parts, so that it survives the way from a worker process to the driver."""
-        return _rebuild, (type(self), self.what, self.where, self.todo)
+        """Pickle with its three parts, for the way from a worker process to the driver."""
+        return partial(type(self), where=self.where, todo=self.todo), (self.what,)
 
     def under(self, key: str) -> SlimeError:
-        """The same, of the config key that it comes from."""
+        """This error with the config key that it comes from."""
         return type(self)(self.what, where=", ".join(filter(None, (key, self.where))), todo=self.todo)
 
     def document(self) -> dict[str, str]:
-        """What is wrong, where, and what to do, for a program."""
+        """The three parts, for a program."""
         return {"what": self.what, "where": self.where, "todo": self.todo}
 
 
 class NoAnswer(SlimeError):
-    """A process did not answer in time. It may hang: whoever catches this has the stacks taken."""
+    """A process did not answer in time. It may hang, so its stacks are to be taken."""
 
 
 class Consequence(SlimeError):
-    """The failure of another process, which gives the reason: whoever waits for both shows the other one."""
+    """The failure of another process, which gives the reason: that one is to be shown."""
 
 
-def _rebuild(cls: type[SlimeError], what: str, where: str, todo: str) -> SlimeError:
-    return cls(what, where=where, todo=todo)
+class Death(SlimeError):
+    """A process of the run has ended, and is named."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that a mistyped one was meant to be, or None if none is near enough.
-
-    Near are names that have three quarters of their letters in common (`difflib`). One that differs in its number
-    alone is not near: who asks for `x-8b` does not mean `x-4b`.
-    """
-    import difflib  # which nobody needs who makes no mistake
+    """The known name that a mistyped one was meant to be: with three quarters of its letters (`difflib`), and not with
+    another number alone, as `x-4b` for `x-8b`; or None."""
+    import difflib  # needed for mistakes only
 
     close = difflib.get_close_matches(name, [other for other in known if not _other_number(name, other)], 1, 0.75)
     return close[0] if close else None
@@ -79,11 +75,8 @@ def _other_number(name: str, other: str) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """A sentence for `SlimeError.todo`: the nearest known name, or the whole list when nothing is near.
-
-    Args:
-        prefix: what stands before each name when it is written.
-    """
+    """A sentence for `SlimeError.todo`: the nearest known name, or the whole list when nothing is near, each name with
+    `prefix` before it."""
     options = sorted(known)
     if match := nearest(name, options):
         return f"Did you mean '{prefix}{match}'?"
@@ -101,7 +94,3 @@ class Stopped(SlimeError):
     """A run was asked to end before its last step, and has: the same command goes on."""
 
     code = EXIT_STOPPED
-
-
-class Death(SlimeError):
-    """A process of the run has ended, and is named."""

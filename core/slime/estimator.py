@@ -1,4 +1,4 @@
-"""What turns rewards into advantages: the contract of an estimator, without torch."""
+"""Estimators, which turn rewards into advantages: the contract, without torch."""
 
 from __future__ import annotations
 
@@ -20,38 +20,34 @@ VALUES, RETURNS = "values", "returns"
 
 @dataclass(frozen=True)
 class Attempt:
-    """What an estimator knows of a sample.
-
-    Attributes:
-        reward: of `sample`, less what the objective takes from it (`PenalisesRewards`) where no critic learns.
-        num_loss_tokens: of all its segments; at least 1.
-        sample: its prompt with the metadata of the row, the verdict, tokens and their weights; never to be changed.
-        segments: loss tokens of each segment that has any, in their order; empty: there is one segment.
-    """
+    """A sample as an estimator sees it. Where no critic learns, the objective may have taken something from its reward
+    (`slime.algo.stages.PenalisesRewards`)."""
 
     reward: float
-    num_loss_tokens: int
-    sample: Sample
-    segments: Sequence[int] = ()
+    num_loss_tokens: int  # of all its segments; at least 1
+    sample: Sample  # to be read, never changed
+    segments: Sequence[int] = ()  # loss tokens of each segment that has any, in their order; empty: there is one
 
 
 @runtime_checkable
 class Estimator(Protocol):
-    """Turns the rewards of a step into advantages, in the driver. `slime plan` makes one, too, without torch. What it
-    keeps from step to step is in checkpoints if it has the methods of `slime.contracts.Stateful`."""
+    """Turns the rewards of a step into advantages, in the driver, before the first optimizer step. `slime plan` creates
+    it, so torch is imported in `advantages` if at all.
+
+    A run has one. Checkpoints keep its state if it has the methods of `slime.contracts.Stateful`."""
 
     @property
     def min_samples(self) -> int:
         """Samples of a prompt that it needs; groups with fewer that have a reward and a loss token are left out."""
 
     def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float | np.ndarray]]:
-        """Of each attempt in each group: a number for all of its loss tokens, or [num_loss_tokens] numbers, in the
-        order of its segments. They multiply the loss as they are, so they must be finite."""
+        """For each attempt in each group a number for all of its loss tokens, or [num_loss_tokens] numbers, in the
+        order of its segments: finite, because they multiply the loss. Called once a step."""
 
 
 @runtime_checkable
 class CriticEstimator(Estimator, Protocol):
-    """An estimator that compares with what a critic expected (`algo.critic`), a second model that the trainers hold.
+    """An estimator that compares with the expectation of a critic (`algo.critic`), a second model of the trainers.
 
     What its `advantages` gives are the rewards of tokens. Once the critic has scored the tokens, on the ranks,
     `PENALTIES` are taken from them, and advantages take their place. Shape letter: n loss tokens of one sequence."""

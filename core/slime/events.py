@@ -1,4 +1,4 @@
-"""What a run tells while it lasts: typed events, and the bus that brings each one to every subscriber.
+"""Typed events of a run, and the bus that brings each one to every subscriber.
 
 The loop publishes events and knows no subscriber. metrics.jsonl, status.json and the subscribers of plugins
 (hook `slime_subscribers`: start-up lines, progress line, `samples/`, trackers) each take the events that they need.
@@ -20,45 +20,46 @@ if TYPE_CHECKING:
     from slime.types import Decision, Group, RunStatus
 
 
-@dataclass(frozen=True)
-class Starting:
-    """A part of the start begins; `what` is a line for the user, empty for none. Comes again after `Ready` if the run
-    has to wait for engines that started beside supervised steps."""
-
-    what: str = ""
+class Event:
+    """One of the classes below."""
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A call to several processes still lasts.
-
-    Attributes:
-        what: the call lasts for, such as `starting engines`.
-        whom: names of the processes that have not answered.
-        logs: folder with `<name>.log` of each process; None: they have no log.
-    """
-
-    what: str
-    whom: Sequence[str]
-    logs: Path | None = None
+Subscriber = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The start is over; `what` is a line for the user, empty for none."""
+class Starting(Event):
+    """A part of the start begins. Comes again after `Ready` if the run has to wait for engines that started beside
+    supervised steps."""
 
-    what: str = ""
-
-
-@dataclass(frozen=True)
-class Restored:
-    """Trainers hold their weights. `position` is the (stage, step) that the run continues after; None: a new run."""
-
-    position: tuple[str, int] | None
+    what: str = ""  # a line for the user, empty for none
 
 
 @dataclass(frozen=True)
-class StageBegan:
+class Waiting(Event):
+    """A call to several processes still lasts."""
+
+    what: str  # the call lasts for, such as `starting engines`
+    whom: Sequence[str]  # names of the processes that have not answered
+    logs: Path | None = None  # folder with `<name>.log` of each process; None: they have no log
+
+
+@dataclass(frozen=True)
+class Ready(Event):
+    """The start is over."""
+
+    what: str = ""  # a line for the user, empty for none
+
+
+@dataclass(frozen=True)
+class Restored(Event):
+    """Trainers hold their weights."""
+
+    position: tuple[str, int] | None  # (stage, step) that the run continues after; None: a new run
+
+
+@dataclass(frozen=True)
+class StageBegan(Event):
     """Stage `stage` (`sft`, `rl`, or `eval` in `slime eval`) begins: `done` of its `total` steps were run before."""
 
     stage: str
@@ -67,163 +68,98 @@ class StageBegan:
 
 
 @dataclass(frozen=True)
-class StageEnded:
+class StageEnded(Event):
     """The stage that began last is over, also if an error ended it."""
 
 
 @dataclass(frozen=True)
-class Phase:
-    """What the running step does: `generate`, `train`, `publish`, `evaluate`.
-
-    Attributes:
-        done: of `total` parts, such as groups of samples; None: the phase is not counted.
-    """
+class Phase(Event):
+    """A part of the running step begins or advances: `generate`, `train`, `publish`, `evaluate`."""
 
     name: str
-    done: int | None = None
+    done: int | None = None  # of `total` parts, such as groups of samples; None: the phase is not counted
     total: int | None = None
 
 
 @dataclass(frozen=True)
-class EngineLost:
-    """An engine has died, and starts again.
+class EngineLost(Event):
+    """An engine has died, and starts again."""
 
-    Attributes:
-        engine: its name, such as `engine-1`.
-        why: what `SlimeError` says of its end.
-        restart: the number of this start among those of `rollout.restart_window_s`.
-        of: `rollout.restarts`.
-    """
+    engine: str  # its name, such as `engine-1`
+    why: str  # what `SlimeError` says of its end
+    restart: int  # number of this start among those of `rollout.restart_window_s`
+    of: int  # `rollout.restarts`
+
+
+@dataclass(frozen=True)
+class EngineBack(Event):
+    """An engine that had died takes requests again."""
 
     engine: str
-    why: str
-    restart: int
-    of: int
+    seconds: float  # since its death was seen
+    is_new: bool = False  # it had died as it started, and has no weights yet
 
 
 @dataclass(frozen=True)
-class EngineBack:
-    """An engine that had died takes requests again.
-
-    Attributes:
-        seconds: since its death was seen.
-        is_new: it had died as it started, and has no weights yet.
-    """
-
-    engine: str
-    seconds: float
-    is_new: bool = False
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The samples of a step are generated and rewarded.
-
-    Attributes:
-        step: that trains on them.
-        groups: that it trains on.
-        judged: every group that finished, with the filter's decision.
-    """
+class Samples(Event):
+    """The samples of a step are generated and rewarded."""
 
     step: int
-    groups: Sequence[Group]
-    judged: Sequence[tuple[Group, Decision]]
+    groups: Sequence[Group]  # that it trains on
+    judged: Sequence[tuple[Group, Decision]]  # every group that finished, with the filter's decision
 
 
 @dataclass(frozen=True)
-class SampleRows:
-    """Samples that are kept, as trackers show them; whoever keeps them publishes this.
+class SampleRows(Event):
+    """Samples that are kept, as trackers show them; whoever keeps them publishes this."""
 
-    Attributes:
-        tables: name, such as `rollout/samples` -> rows.
-    """
-
-    tables: Mapping[str, Sequence[Mapping[str, Any]]]
+    tables: Mapping[str, Sequence[Mapping[str, Any]]]  # name, such as `rollout/samples` -> rows
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The held-out prompts are scored.
+class Evaluation(Event):
+    """The held-out prompts are scored."""
 
-    Attributes:
-        step: the weights' version.
-        groups: of samples, one a prompt.
-        values: metrics by name.
-    """
-
-    step: int
-    groups: Sequence[Group]
-    values: Mapping[str, float]
+    step: int  # the weights' version
+    groups: Sequence[Group]  # of samples, one a prompt
+    values: Mapping[str, float]  # metrics by name
 
 
 @dataclass(frozen=True)
-class Step:
-    """The metrics of a step. metrics.jsonl has them before any other subscriber sees them, and before the checkpoint.
-
-    Attributes:
-        complete: False for step 0, which is an evaluation alone, and for a step that an alarm ends.
-        time: Unix seconds.
-    """
+class Step(Event):
+    """The metrics of a step. metrics.jsonl has them before other subscribers see them, and before the checkpoint."""
 
     stage: str
     step: int
     values: Mapping[str, float]
-    complete: bool = True
-    time: float = field(default_factory=time.time)
+    complete: bool = True  # False: step 0, which is an evaluation alone, or a step that an alarm ends
+    time: float = field(default_factory=time.time)  # Unix seconds
 
 
 @dataclass(frozen=True)
-class Complete:
+class Complete(Event):
     """Every step is done and the model is exported. A subscriber writes its files now: a summary at `Ended` names
     them."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The last event. Subscribers get it in reverse order of their subscription.
-
-    Attributes:
-        error: what ended the run, None if it finished.
-    """
+class Ended(Event):
+    """The last event. Subscribers get it in reverse order of their subscription."""
 
     status: RunStatus
-    error: BaseException | None = None
-
-
-Event = (
-    Starting
-    | Waiting
-    | Ready
-    | Restored
-    | StageBegan
-    | StageEnded
-    | Phase
-    | EngineLost
-    | EngineBack
-    | Samples
-    | SampleRows
-    | Evaluation
-    | Step
-    | Complete
-    | Ended
-)
-Subscriber = Callable[[Event], None]
+    error: BaseException | None = None  # what ended the run; None: it finished
 
 
 class Events:
     """The bus of a run. Every event is handled when `publish` returns, in the thread that published it; two threads do
-    not publish at once.
-
-    Attributes:
-        problem: why the run stops after the step that it is in, with a checkpoint; None: it does not.
-    """
+    not publish at once."""
 
     def __init__(self, *subscribers: Subscriber) -> None:
         self._subscribers, self._lock = list(subscribers), threading.RLock()
-        self.problem: Exception | None = None
+        self.problem: Exception | None = None  # why the run stops after its step, with a checkpoint; None: it goes on
 
     def subscribe(self, *subscribers: Subscriber, first: bool = False) -> None:
-        """Tell `subscribers` of every event from now on, after (`first`: before) those who subscribed before them."""
+        """Tell `subscribers` of every event from now on, after (`first`: before) those who are there already."""
         self._subscribers[:] = [*subscribers, *self._subscribers] if first else [*self._subscribers, *subscribers]
 
     def publish(self, event: Event) -> None:
@@ -241,7 +177,6 @@ class Events:
         return True
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """Publish a `Phase`."""
         self.publish(Phase(name, done, total))
 
     @contextmanager

@@ -1,5 +1,4 @@
-"""Packages that an installation may lack: what training needs and planning does not, and distributions of this
-repository that are no part of the engine."""
+"""Packages that an installation may lack: those for training alone, and other distributions of this repository."""
 
 from __future__ import annotations
 
@@ -26,33 +25,27 @@ TABLE = Path(__file__).with_name("distributions.json")
 
 
 class Apart(NamedTuple):
-    """A distribution of this repository beside core.
+    """A distribution of this repository beside core."""
 
-    Attributes:
-        folder: in a checkout.
-        needs: folders of others that it asks for, in the order in which pip may install them.
-        brings: names, `<kind>/<name>`; options of config groups, `+<group>/<option>`; and keys of the config.
-    """
-
-    folder: str
-    needs: Sequence[str]
-    brings: Sequence[str]
+    folder: str  # in a checkout
+    needs: Sequence[str]  # folders of others that it asks for, in the order in which pip may install them
+    brings: Sequence[str]  # names, `<kind>/<name>`; options of config groups, `+<group>/<option>`; keys of the config
 
 
 @functools.cache
 def distributions() -> Mapping[str, Apart]:
-    """Those of this repository beside core, by name."""
+    """The distributions of `TABLE`, by name."""
     return {name: Apart(**row) for name, row in json.loads(TABLE.read_text(encoding="utf-8")).items()}
 
 
 def apart(kind: str) -> dict[str, str]:
-    """Name -> the distribution of this repository that brings it, of everything of that kind."""
+    """Name -> the distribution of this repository that brings it, for everything of that kind."""
     names = {name: each for each, row in distributions().items() for name in row.brings}
     return {name.removeprefix(f"{kind}/"): names[name] for name in names if name.startswith(f"{kind}/")}
 
 
 def brought_by(kind: str) -> str:
-    """What to install so that there is something of a kind."""
+    """A distribution to install that brings something of a kind."""
     if kind == "model":
         return "the plugin of its family, slime-plugin-<family>,"
     known = Counter(apart(kind).values())
@@ -60,8 +53,7 @@ def brought_by(kind: str) -> str:
 
 
 def how_to_get(wanted: str) -> str:
-    """What to do when something is missing that a distribution of this repository brings, by its word in
-    `Apart.brings`; empty if none does."""
+    """A command that brings what is missing, by its word in `Apart.brings`; empty if no distribution brings it."""
     for distribution, row in distributions().items():
         if wanted in row.brings:
             folders = " ".join(f"./{each}" for each in (*row.needs, row.folder))
@@ -70,7 +62,7 @@ def how_to_get(wanted: str) -> str:
 
 
 def install(device: str) -> str:
-    """What to do where something is missing that `cluster.device` needs."""
+    """A command that brings all that `cluster.device` needs."""
     return f"Run: pip install '{DISTRIBUTION}[{EXTRAS[device]}]'. In a checkout: {IN_A_CHECKOUT[device]}."
 
 
@@ -80,7 +72,7 @@ def absent(device: str) -> list[str]:
 
 
 def without(module: str) -> SlimeError | None:
-    """What to say when `module` does not import; None if no extra that is absent brings it."""
+    """The error for a `module` that does not import; None if no extra that is absent brings it."""
     top = module.partition(".")[0].lower().replace("_", "-")
     for device in EXTRAS:
         brought = next((name for name in absent(device) if name.lower() == top or name.startswith(f"{top}-")), None)
@@ -90,7 +82,7 @@ def without(module: str) -> SlimeError | None:
 
 
 def _asked(distribution: str, extra: str) -> Iterator[str]:
-    """What an extra asks for, and the extras of this repository's distributions that it names."""
+    """Requirements of an extra, and of the extras of this repository's distributions that it names."""
     for line in metadata.requires(distribution) or ():
         if re.search(rf"extra == ['\"]{extra}['\"]", line):
             asked = re.match(r"([\w.-]+)(?:\[([\w-]+)\])?", line)

@@ -9,7 +9,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from slime.errors import SlimeError
@@ -24,11 +23,8 @@ the operating system's error and says only `unexpected pos 704 vs 598`."""
 
 
 def read_small(path: Path) -> bytes:
-    """The content of a file that describes others.
-
-    Raises:
-        OSError: it cannot be read, it is no file (a device may have no end), or it has more than 64 MiB.
-    """
+    """The content of a file that describes others. Raises OSError if it cannot be read, is no file (a device may have
+    no end), or has more than 64 MiB."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no file", str(path))
     with path.open("rb") as file:
@@ -39,7 +35,7 @@ def read_small(path: Path) -> bytes:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether a file is what Git leaves in the place of a large one where git-lfs is not installed."""
+    """Whether Git left this file in the place of a large one, as git-lfs is not installed."""
     with path.open("rb") as file:
         return file.read(len(_POINTER)) == _POINTER
 
@@ -70,14 +66,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(folder: Path) -> None:
-    """Flush every file and folder under `folder`, children before parents."""
-    for parent, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            sync(Path(parent, name))
-        sync(Path(parent))
-
-
 def publish_folder(
     aside: Path, final: Path, manifest: tuple[str, bytes] | None = None, *, replace: bool = False
 ) -> None:
@@ -89,10 +77,11 @@ def publish_folder(
         manifest: name and content of the file that is written last.
         replace: a folder that is there already. It stays until `aside` is whole.
     """
-    sync_tree(aside)
+    for parent, _, names in os.walk(aside, topdown=False):  # children before parents
+        for name in (*names, "."):
+            sync(Path(parent, name))
     if manifest:
-        name, content = manifest
-        write_atomic(aside / name, content)
+        write_atomic(aside / manifest[0], manifest[1])
     before = final.with_name(f".{final.name}.old")
     if replace and final.exists():
         shutil.rmtree(before, ignore_errors=True)  # left by a process that was killed while it removed it
@@ -105,11 +94,8 @@ def publish_folder(
 
 @contextmanager
 def folder_aside(final: Path, *, replace: bool) -> Iterator[Path]:
-    """An empty folder beside `final`, which gets that name when all is written (`publish_folder`).
-
-    Raises:
-        SlimeError: the disk is full or refuses a write.
-    """
+    """An empty folder beside `final`, which gets that name when all is written (`publish_folder`). Raises SlimeError:
+    the disk is full or refuses a write."""
     aside = final.with_name(f".{final.name}.new")
     shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed while it wrote
     with disk_errors(final):
@@ -142,12 +128,12 @@ def human_bytes(count: float) -> str:
 
 
 def free_bytes(path: Path) -> int:
-    """What the file system of `path`, or of its nearest existing parent, has left for us."""
+    """Room in the file system of `path`, or of its nearest existing parent."""
     return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
 
 
 def disk_full(path: Path, needed: int = 0, key: str = "run.dir") -> SlimeError:
-    """The error for a write that did not fit; `needed` bytes in all, 0 if unknown; `key` says where files go."""
+    """The error for a write that did not fit; arguments as in `disk_errors`."""
     need = f"it needs about {human_bytes(needed)} and " if needed else ""
     return SlimeError(
         f"the disk (or a quota or file-size limit on it) is full: {need}{human_bytes(free_bytes(path))} are free",
@@ -156,7 +142,8 @@ def disk_full(path: Path, needed: int = 0, key: str = "run.dir") -> SlimeError:
     )
 
 
-class disk_errors:
+@contextmanager
+def disk_errors(path: Path, needed: int = 0, key: str = "run.dir") -> Iterator[None]:
     """Context in which a full or refusing disk becomes a SlimeError that names `path`; other errors pass unchanged.
 
     The whole chain of causes is searched, because libraries wrap the OSError of their writers.
@@ -166,26 +153,18 @@ class disk_errors:
         needed: its whole size in bytes, 0 if unknown.
         key: of the config, which says where it goes.
     """
-
-    def __init__(self, path: Path, needed: int = 0, key: str = "run.dir") -> None:
-        self._path, self._needed, self._key = path, needed, key
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # Not "no Exception": torch's CheckpointException is none.
-        if error is None or isinstance(error, SlimeError | KeyboardInterrupt | SystemExit | GeneratorExit):
-            return
+    try:
+        yield
+    except (SlimeError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # not "Exception": torch's CheckpointException is none
         codes = {cause.errno for cause in _causes(error) if isinstance(cause, OSError)}
-        if codes & set(FULL) or free_bytes(self._path) < ALMOST_FULL:
-            raise disk_full(self._path, self._needed, self._key) from error
+        if codes & set(FULL) or free_bytes(path) < ALMOST_FULL:
+            raise disk_full(path, needed, key) from error
         if codes & set(REFUSED):
-            raise SlimeError(
-                "no permission to write here", where=str(self._path), todo=f"Set `{self._key}` to a folder of yours."
-            ) from error
+            todo = f"Set `{key}` to a folder of yours."
+            raise SlimeError("no permission to write here", where=str(path), todo=todo) from error
+        raise
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

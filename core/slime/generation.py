@@ -1,4 +1,4 @@
-"""The generating side of a run: its engines, what is sampled from them, and the time while they still start."""
+"""The generating side of a run: its engines, sampling from them, and the time while they still start."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Generation:
         calls: notice a process that dies meanwhile.
         sharing: whose turn it is on shared devices.
         returning: brings engines back that die.
-        rollout: collects what steps train on; None: no step trains on what engines generate. One that is ahead goes on
-            while trainers work; then the sampler has a gate.
+        rollout: collects samples for steps; None: no step trains on samples. One that is ahead goes on while trainers
+            work; then the sampler has a gate.
         held_out: sets to evaluate on.
     """
 
@@ -104,8 +104,8 @@ class Generation:
         return None if isinstance(self._rollout, Rollout) else self._rollout
 
     def beside(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which trainers do. What was begun ahead is generated meanwhile; nothing of it changes
-        outside of this."""
+        """Have trainers do `work`, and return its result. Samples that were begun ahead are generated meanwhile, and
+        change at no other time."""
         if self._ahead is None:
             return work()
         before = self._ahead.num_tokens
@@ -114,7 +114,7 @@ class Generation:
         return result
 
     def asking(self, work: Callable[[], T]) -> T:
-        """The same of what engines or servers are asked: an engine that dies meanwhile is started again."""
+        """The same for work that asks engines or servers: an engine that dies meanwhile is started again."""
         if self._ahead is None:
             return self._run(beside(work), "asking for columns")
         return self.beside(work)
@@ -132,8 +132,8 @@ class Generation:
 
 
 def result_of(runner: asyncio.Runner, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. It does not pass through the runner's task: as that ends, the runner compares handlers of
-    signals, for which Python writes the task down with its result, each token of a step's samples."""
+    """The result of `work`, kept out of the runner's task: as a task ends, the runner compares handlers of signals, for
+    which Python writes it down with its result, each token of a step's samples."""
     found: list[T] = []
 
     async def keep() -> None:
@@ -159,11 +159,8 @@ def open_generation(
     learner: Publishes,
     logs: Path,
 ) -> Generation:
-    """Connect to engines that are up; `stack` closes the connections.
-
-    Raises:
-        SlimeError: an engine cannot do what the run needs.
-    """
+    """Connect to engines that are up; `stack` closes the connections. Raises SlimeError if an engine cannot do what the
+    run needs."""
     installed, runner = plugins.load(), stack.enter_context(asyncio.Runner())
     cfg, topology = cluster.topology.config, cluster.topology
     endpoints = cluster.engines.endpoints
@@ -191,8 +188,6 @@ def open_generation(
         own = dataclasses.replace(cfg.rollout.program, name=name, options=options)
         log = logs / f"program-{of.replace('/', '-')}.log"
         programs[of] = stack.enter_context(opened(own, log, [token_file()]))
-    if programs:
-        program = ProgramBySet(program, programs)
     kit = installed_kit()
     chat = kit.chat(tokenizer, cfg.data, cfg.rollout.max_prompt_tokens) if kit else None
     goes_ahead = bool(data.prompts and cfg.rollout.max_staleness)
@@ -205,7 +200,7 @@ def open_generation(
         cfg.run.seed,
         engines,
         tokenizer,
-        program,
+        ProgramBySet(program, programs) if programs else program,
         scorer,
         chat,
         gate,
@@ -217,7 +212,8 @@ def open_generation(
         chosen = FilterChain(installed.filters, cfg.filter, cfg.cluster.hang_timeout_s)
         make = partial(ahead.rollout, num_steps=cfg.run.num_steps) if ahead else Rollout
         rollout = make(cfg.rollout, sampler, prompts=data.prompts, buffer=buffer, sample_filter=chosen, begun=begun)
-        stack.callback(_close, runner, rollout)
+        if not isinstance(rollout, Rollout):
+            stack.callback(lambda: runner.run(rollout.close()))
     return Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
 
 
@@ -235,17 +231,8 @@ def _require_room(runner: asyncio.Runner, serving: Software, clients: Sequence[E
                 client.move(endpoint)
 
 
-def _close(runner: asyncio.Runner, rollout: Rollout | AheadRollout) -> None:
-    if not isinstance(rollout, Rollout):
-        runner.run(rollout.close())
-
-
 class StartingEngines:
-    """Engines that start while the run does something else, until they are a `Generation`.
-
-    Args:
-        connect: makes it, once every engine is up.
-    """
+    """Engines that start while the run does something else, until they are a `Generation`, which `connect` makes."""
 
     def __init__(self, engines: Engines, events: Events, connect: Callable[[], Generation]) -> None:
         self._engines, self._events, self._connect = engines, events, connect
@@ -256,11 +243,8 @@ class StartingEngines:
         return self._generation is not None
 
     def look(self) -> None:
-        """Connect to the engines if they are up by now.
-
-        Raises:
-            SlimeError: one failed to start, or cannot do what the run needs.
-        """
+        """Connect to the engines if they are up by now. Raises SlimeError if one failed to start, or cannot do what the
+        run needs."""
         if self._generation is None and self._engines.are_up():
             self.wait()
 

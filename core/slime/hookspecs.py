@@ -1,8 +1,5 @@
-"""The hooks a plugin may implement (pluggy project name `slime`, entry-point group `slime`).
-
-Hooks that contribute things chosen by name return `{name: factory}`; a factory is called late, with the options
-of the config as keywords, and is where heavy imports belong. `docs/hooks.md` is generated from this file.
-"""
+"""The hooks of plugins (pluggy project name `slime`, entry-point group `slime`). docs/hooks.md, generated from this
+file, tells what they have in common."""
 
 from __future__ import annotations
 
@@ -45,9 +42,8 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_conversations(self) -> Mapping[str, Factory]:
-        """What programs need beyond one response in the driver's process: `{name: factory}`. One is installed, and that
-        is taken. A factory returns a `slime.sampling.programs.ProgramKit`: conversations that keep their tokens, and
-        workers in which programs run."""
+        """Conversations that keep their tokens, and workers in which programs run: `{name: factory}`. One is installed,
+        and that is taken. A factory returns a `slime.sampling.programs.ProgramKit`."""
 
     @hookspec
     def slime_rollouts(self) -> Mapping[str, Factory]:
@@ -57,8 +53,8 @@ class SlimeHooks(Protocol):
     @hookspec
     def slime_prompt_sets(self) -> Mapping[str, Callable[[str], Path]]:
         """Prompt sets by address: `{scheme: function}`. A key such as `data.path` may then be `<scheme>://...`; the
-        function gets the whole address, and returns a file of rows. The same address has the same rows, or a
-        resumed run is refused. A `SlimeError` says what is wrong with an address."""
+        function gets the whole address, and returns a file of rows, the same ones each time, or a resumed run is
+        refused. A `SlimeError` says what is wrong with an address."""
 
     @hookspec
     def slime_row_formats(self) -> Mapping[str, Factory]:
@@ -81,8 +77,7 @@ class SlimeHooks(Protocol):
     @hookspec
     def slime_estimators(self) -> Mapping[str, Callable[..., Estimator]]:
         """Estimators of advantages: `{name: factory}`, selected by `algo.advantage=<name>`; `algo.advantage_options`
-        become keywords, and so do the keys of `algo` that the options' schema has fields for, `normalize_std` for
-        instance."""
+        become keywords, and keys of `algo` as in `slime_objectives`."""
 
     @hookspec
     def slime_explanations(self) -> Mapping[str, Callable[[], Explanation]]:
@@ -100,33 +95,32 @@ class SlimeHooks(Protocol):
     def slime_subscribers(self) -> Mapping[str, Callable[..., Subscriber]]:
         """Subscribers: `{name: factory}`. Each installed one is told of every run that trains: its factory gets the
         keyword `run` (a `slime.types.TrackedRun`) once the run directory is open, and returns a function that is called
-        with each event of `slime.events`, between steps and while samples are generated. What it raises is
-        logged in a line, and it is told nothing more; the run goes on. A factory that raises stops the start.
+        with each event of `slime.events`, between steps and while samples are generated. If that raises, a line is
+        logged, and it is told nothing more; the run goes on. A factory that raises stops the start.
 
         A factory with the attribute `every_session = True` is told of every session, `slime eval` too, from its first
-        event: it is called before anything has started and before the run directory is open. It gets the
-        keyword `events` as well (a `slime.events.Events`), to publish more and to stop the run."""
+        event, before the run directory is open. It gets the keyword `events` as well (a `slime.events.Events`), to
+        publish more and to stop the run."""
 
     @hookspec
     def slime_verbs(self) -> Mapping[str, VerbFactory]:
         """Verbs of the command line: `{name: VerbFactory(help, module)}`, called as `slime <name> ...`. The module has
         `add_arguments(parser)` and `run(args)` (`slime.contracts.Verb`).
 
-        A name of two words gives an installed verb an option: `slime plan ... --fit` calls `"plan --fit"`, where the
-        flag may stand anywhere after the verb, and `slime plan convert ...` calls `"plan convert"`. The option has a
-        parser of its own, and the verb's `--help` lists it. `slime_testing.verbs.check_verb` tests a verb;
-        `tests/third_party/lengths` is a whole example."""
+        A name of two words gives an installed verb an option with a parser of its own: `slime plan ... --fit` calls
+        `"plan --fit"`, where the flag may be anywhere after the verb, and `slime plan convert ...` calls
+        `"plan convert"`. `slime_testing.verbs.check_verb` tests a verb; `tests/third_party/lengths` is an example."""
 
     @hookspec
     def slime_transports(self) -> Mapping[str, Factory]:
-        """Ways for weight versions to reach the engines: `{name: factory}`, selected by `weights.transport=<name>`. A
+        """Transports of weight versions to the engines: `{name: factory}`, selected by `weights.transport=<name>`. A
         factory returns a `slime.topology.transport_protocol.Transport` (`docs/publishing.md`). The schema
         `transport/<name>` adds its fields to the section `weights`."""
 
     @hookspec
     def slime_quantizations(self) -> Mapping[str, Factory]:
-        """Ways for engines to hold weights in fewer bits than they are trained in: `{name: factory}`, selected by the
-        key `rollout.<name>`, which the schema `quantization/<name>` adds to the section `rollout`. A factory returns a
+        """Quantizations, in which engines hold weights: `{name: factory}`, selected by the key `rollout.<name>`, which
+        the schema `quantization/<name>` adds to the section `rollout`. A factory returns a
         `slime.topology.quantization.Quantization` (`docs/quantization.md`)."""
 
     @hookspec
@@ -137,23 +131,23 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_launchers(self) -> Mapping[str, Factory]:
-        """Launchers: `{name: factory}`, selected by `cluster.launcher=<name>`: what brings Ray up on the run's other
-        hosts, and takes it down with the driver. A factory returns a `slime.topology.launcher.Launcher`."""
+        """Launchers, which bring Ray up on the run's other hosts, and take it down with the driver: `{name: factory}`,
+        selected by `cluster.launcher=<name>`. A factory returns a `slime.topology.launcher.Launcher`."""
 
     @hookspec
     def slime_ray_starters(self) -> Mapping[str, Factory]:
-        """What brings Ray up for a run, or joins it: `{name: factory}`. One is installed, and that is taken;
+        """The starter of Ray for a run, or one that joins it: `{name: factory}`. One is installed, and that is taken;
         `slime-rl[gpu]` and `slime-rl[cpu]` bring it. A factory returns a `slime.cluster.ray_starter.RayStarter`."""
 
     @hookspec
     def slime_engine_returns(self) -> Mapping[str, Factory]:
-        """Ways for engines that died to come back: `{name: factory}`. One is installed, and that is taken; without one
-        the death of an engine ends the run. `slime-rl[gpu]` and `slime-rl[cpu]` bring one. A factory returns a
+        """The return of engines that died: `{name: factory}`. One is installed, and that is taken; without one the
+        death of an engine ends the run. `slime-rl[gpu]` and `slime-rl[cpu]` bring it. A factory returns a
         `slime.cluster.engine_return.EngineReturn`."""
 
     @hookspec
     def slime_recordings(self) -> Mapping[str, Factory]:
-        """A number that engines tell of each token that they sample: `{name: factory}`. Each installed one is asked for
+        """Numbers that engines tell of each token that they sample: `{name: factory}`. Each installed one is asked for
         in every rollout: it is the metric `rollout/<name>`, and a column of that name for objectives. A factory
         returns a `slime.models.traits.Recording`; `slime_sglang.engine.told.Told` is one that SGLang can answer."""
 
@@ -181,9 +175,9 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_preflights(self) -> Mapping[str, Factory]:
-        """Looks at the hosts of a run: `{name: factory}`. Every installed one is asked once Ray is up, before anything
-        of the run starts. A factory returns a `slime.cluster.preflight.Preflight`, which raises a `SlimeError` if a
-        host lacks something."""
+        """Looks at the hosts of a run: `{name: factory}`, all taken once Ray is up, before anything of the run starts.
+        A factory returns a `slime.cluster.preflight.Preflight`, which raises a `SlimeError` if a host lacks
+        something."""
 
     @hookspec
     def slime_config_paths(self) -> Sequence[str]:
@@ -192,12 +186,12 @@ class SlimeHooks(Protocol):
     @hookspec
     def slime_config_schemas(self) -> Mapping[str, type]:
         """Dataclasses that type a contribution's options: `{"reward/<name>": MyOptions, "filter/<name>": ...}`, and so
-        `program/<name>`, `buffer/<name>`, `algo/<name>`, `estimator/<name>` and `tracker/<name>`. What is itself a
-        dataclass needs none. That of `transport/<name>` is a subclass of `slime.config.weights.WeightsConfig`, that of
-        `quantization/<name>` one of `slime.config.schema.RolloutConfig`, that of `adapter/<name>` one of
-        `slime.config.schema.TrainConfig`."""
+        `program/<name>`, `buffer/<name>`, `algo/<name>`, `estimator/<name>` and `tracker/<name>`. A contribution that
+        is itself a dataclass needs none. The schema of `transport/<name>` is a subclass of
+        `slime.config.weights.WeightsConfig`, that of `quantization/<name>` one of `slime.config.schema.RolloutConfig`,
+        that of `adapter/<name>` one of `slime.config.schema.TrainConfig`."""
 
     @hookspec
     def slime_check(self, cfg: SlimeConfig) -> Sequence[str | SlimeError]:
-        """What is wrong with this run as far as the plugin is concerned, a sentence each, or an error that says where
-        and what to do; before any process starts."""
+        """Problems of a run that the plugin sees, before any process starts: a sentence each, or an error that says
+        where and what to do."""

@@ -21,9 +21,9 @@ HELD_S = 5.0
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """An interrupt that comes in the block is raised behind it, or by the second one: torch's libraries, which call
-    Python while they are loaded, abort the process where that raises, or crash at its end. In other threads than the
-    main one, where no interrupt is raised, and where interrupts are not Python's own, nothing happens."""
+    """Context that delays an interrupt to its end, or to a second one: torch's libraries, which call Python while they
+    are loaded, abort the process where that raises, or crash at its end. Nothing happens in other threads than the main
+    one, nor where interrupts are not Python's own."""
     main = threading.main_thread().ident or 0
     if threading.get_ident() != main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -53,34 +53,31 @@ def interrupts_held() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Around imports that take seconds: keeps Python from looking for garbage among a million new objects, which is a
-    quarter of the time of SGLang's. No later collection walks through what there was at the end of the block, and a
-    forked process shares the memory of it. Where collections are off already, they stay so. Interrupts are held."""
-    if not gc.isenabled():
-        with interrupts_held():
-            yield
-        return
+    """Context of imports that take seconds, with interrupts held and without collections of garbage among a million new
+    objects, which is a quarter of the time of SGLang's. No later collection walks through these objects, and a forked
+    process shares their memory. Where collections are off already, they stay so."""
+    collects = gc.isenabled()
     gc.disable()
     try:
         with interrupts_held():
             yield
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # or Triton's library tells, as the process ends, that all of it was leaked
+        if collects:
+            gc.freeze()
+            atexit.register(gc.unfreeze)  # or Triton's library tells, as the process ends, that all of it was leaked
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 def collect_rarely() -> None:
-    """Look for garbage after 500,000 new objects, not 700: thousands of attempts make many that live, and looking
-    through them takes up to a sixth of the driver's time, a tenth after 50,000. Not for a process whose garbage may
-    hold tensors."""
+    """Collect garbage after 500,000 new objects, not 700: live ones of thousands of attempts cost up to a sixth of the
+    driver's time, a tenth after 50,000. Not for a process whose garbage may hold tensors."""
     gc.set_threshold(500_000)
 
 
 @contextmanager
 def absent(name: str) -> Iterator[None]:
-    """Around imports of libraries that take a package where it is installed, and do without it elsewhere: here they do
-    without, unless it is imported already."""
+    """Context in which libraries that can do without a package do without it, unless it is imported already."""
     if name in sys.modules:
         yield
         return
@@ -92,8 +89,8 @@ def absent(name: str) -> Iterator[None]:
 
 
 def import_file(file: Path, name: str) -> ModuleType:
-    """The module of a Python file, run again at every call. It stands in `sys.modules` under `name`, so that what it
-    defines can be pickled. `name` should be unlike that of any installed module."""
+    """The module of a Python file, run again at every call. It is in `sys.modules` under `name`, unlike that of any
+    installed module, so that its objects can be pickled."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, f"{file} is not a Python file"  # noqa: PT018
     module = importlib.util.module_from_spec(spec)

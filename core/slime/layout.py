@@ -17,7 +17,7 @@ from slime.errors import SlimeError
 
 DENSE = ("tp", "cp", "dp", "pp")
 EXPERT = ("etp", "ep", "edp", "pp")
-MAX_LAYOUT = 100_000
+LAYOUT, MAX_LAYOUT = "train.megatron.pipeline_model_parallel_layout", 100_000
 """Characters of a written-out pipeline layout."""
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
 SIZE_KEYS = {
@@ -81,22 +81,18 @@ class Grid:
 
 
 def read_grid(num_trainers: int, megatron: Mapping[str, Any]) -> Grid:
-    """The grid that `cluster.num_trainers` and `train.megatron` describe.
-
-    Raises:
-        SlimeError: a size is below 1, or the sizes do not divide the number of ranks.
-    """
+    """The grid of `cluster.num_trainers` and `train.megatron`. Raises SlimeError if a size is below 1, or the sizes do
+    not divide the number of ranks."""
     sizes = {name: megatron.get(key) for name, key in SIZE_KEYS.items()}
     for name, size in sizes.items():
         if size is not None and size < 1:
-            raise SlimeError(
-                f"must be at least 1, got {size}", where=f"train.megatron.{SIZE_KEYS[name]}", todo="Raise it."
-            )
+            where = f"train.megatron.{SIZE_KEYS[name]}"
+            raise SlimeError(f"must be at least 1, got {size}", where=where, todo="Raise it.")
     filled = {name: size or 1 for name, size in sizes.items()}
     filled["etp"] = sizes["etp"] or default_etp(filled["tp"], filled["ep"])
     grid = Grid(num_trainers, **filled)
-    _require_divides(grid, ("tp", "cp", "pp"))
-    _require_divides(grid, ("etp", "ep", "pp"))
+    for names in (("tp", "cp", "pp"), ("etp", "ep", "pp")):
+        _require_divides(grid, names)
     return grid
 
 
@@ -117,19 +113,13 @@ def _require_divides(grid: Grid, names: tuple[str, ...]) -> None:
         sizes = " x ".join(f"{name} {getattr(grid, name)}" for name in names)
         below, above = grid.world_size // product * product, -(-grid.world_size // product) * product
         ranks = "1 trainer rank" if grid.world_size == 1 else f"{grid.world_size} trainer ranks"
-        raise SlimeError(
-            f"{ranks} cannot be divided by {sizes} = {product}",
-            where="cluster.num_trainers",
-            todo=f"Set it to {above}{f' or {below}' if below else ''}, or change the sizes in train.megatron.",
-        )
+        todo = f"Set it to {above}{f' or {below}' if below else ''}, or change the sizes in train.megatron."
+        raise SlimeError(f"{ranks} cannot be divided by {sizes} = {product}", where="cluster.num_trainers", todo=todo)
 
 
 def split_layers(num_layers: int, grid: Grid, megatron: Mapping[str, Any]) -> list[list[range]]:
-    """Decoder layers by [pipeline stage][model chunk], numbered from 0.
-
-    Raises:
-        SlimeError: the layers cannot be divided so.
-    """
+    """Decoder layers by [pipeline stage][model chunk], numbered from 0. Raises SlimeError if the layers cannot be
+    divided so."""
     layout = megatron.get("pipeline_model_parallel_layout")
     counts = _counts_of_layout(layout, num_layers, grid) if layout else _counts(num_layers, grid, megatron)
     stages: list[list[range]] = [[] for _ in range(grid.pp)]
@@ -148,7 +138,7 @@ def _counts(num_layers: int, grid: Grid, megatron: Mapping[str, Any]) -> list[li
     last = megatron.get(LAST)
     embedding = int(bool(megatron.get("account_for_embedding_in_pipeline_split")))
     loss = int(bool(megatron.get("account_for_loss_in_pipeline_split")))
-    if (first, last) == (None, None):
+    if first is last is None:
         if not embedding + loss and grid.vpp == 1 and num_layers % grid.pp and num_layers > grid.pp:
             raise _indivisible(num_layers, f"{grid.pp} equal pipeline parts", _last_stage(num_layers, grid.pp))
         slots = [_share(num_layers + embedding + loss, grid.pp, num_layers)] * grid.pp
@@ -195,11 +185,8 @@ def _counts_of_layout(layout: str | list[list[str]], num_layers: int, grid: Grid
     stages = _expand(layout) if isinstance(layout, str) else layout
     counts = [sum(name in ("t", "decoder") for name in stage) for stage in stages]
     if len(counts) % grid.pp or sum(counts) != num_layers:
-        raise SlimeError(
-            f"the layout has {len(counts)} parts and {sum(counts)} layers",
-            where="train.megatron.pipeline_model_parallel_layout",
-            todo=f"Give a multiple of {grid.pp} parts (pipeline stages) that hold {num_layers} layers.",
-        )
+        todo = f"Give a multiple of {grid.pp} parts (pipeline stages) that hold {num_layers} layers."
+        raise SlimeError(f"the layout has {len(counts)} parts and {sum(counts)} layers", where=LAYOUT, todo=todo)
     return [counts[stage :: grid.pp] for stage in range(grid.pp)]
 
 
@@ -207,17 +194,13 @@ def _expand(layout: str) -> list[str]:
     text = layout.replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
         if sum(len(part) * int(count[:9]) for part, count in re.findall(pattern, text)) > MAX_LAYOUT:
-            raise SlimeError(
-                f"has over {MAX_LAYOUT:,} parts and layers",
-                where="train.megatron.pipeline_model_parallel_layout",
-                todo="Correct its numbers.",
-            )
+            raise SlimeError(f"has over {MAX_LAYOUT:,} parts and layers", where=LAYOUT, todo="Correct its numbers.")
         text = re.sub(pattern, lambda match: match[1] * int(match[2]), text)
     return text.split("|")
 
 
 def divisors(number: int) -> list[int]:
-    """Sizes that share `number` out evenly, 1 and itself among them."""
+    """Divisors of `number`, 1 and itself among them."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 

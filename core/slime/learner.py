@@ -32,8 +32,6 @@ from slime.types import RL, SFT, Batch, TrainSample
 from slime.weights.teacher import TeacherFiles
 
 Beside = Callable[[Callable[[], dict[str, float]]], dict[str, float]]
-
-
 log = logging.getLogger(__name__)
 
 
@@ -59,23 +57,13 @@ class Position:
         return {SFT: self.sft_step, RL: self.rl_step}[stage]
 
 
-@dataclass
-class _Saving:
-    """A checkpoint whose files are being written; leaving `folder` publishes it."""
-
-    staging: Staging
-    folder: ExitStack
-
-
 class Learner:
     """Trains, publishes and saves; made with the weights that the run starts or continues from.
 
     Args:
-        topology: of the run.
-        folder: of the run.
         trainers: the started ranks.
         sharing: whose turn it is on shared devices.
-        states: what a checkpoint keeps of the driver, by name.
+        states: parts of the driver that checkpoints keep, by name.
 
     Attributes:
         resumed: the newest good checkpoint, whose state everything has now; None: a run from its beginning.
@@ -99,7 +87,7 @@ class Learner:
         self._planned = planned_peaks(topology, plugins.load())
         self._at_rest = threading.RLock()
         self._published: int | None = None
-        self._saving: _Saving | None = None
+        self._saving: tuple[Staging, ExitStack] | None = None  # files are being written; the stack publishes them
         self._teacher: TeacherFiles | None = None
         if cfg.algo.teacher.path is not None:
             self._teacher = TeacherFiles(cfg.algo.teacher.path)
@@ -108,7 +96,6 @@ class Learner:
         self.position = self._continue(self.resumed) if self.resumed else self._begin()
 
     def _begin(self) -> Position:
-        """From the model's first weights."""
         if self._cfg.model.weights is not None:
             require_as_written(resolve(self._cfg.model.weights), self._trainers.examine)
         self._trainers.all(TrainerRank.init_weights)
@@ -123,12 +110,9 @@ class Learner:
         return Position(**found["position"])
 
     def prepare(self, stage: Stage) -> None:
-        """What the stage starts from becomes the reference model and the critic's first weights, if it has them; and
-        the trainers hold its teacher, if it has one.
-
-        Raises:
-            SlimeError: the teacher's files are damaged, or not those that the resumed checkpoint was taken with.
-        """
+        """Make the stage's first weights its reference model and its critic's first weights, and hold its teacher, if
+        it has them. Raises SlimeError if the teacher's files are damaged, or not those that the resumed checkpoint was
+        taken with."""
         begins = self.position.of(stage.name) == 0
         if begins and stage.needs(Source.reference):
             self._trainers.all(TrainerRank.snapshot_reference)
@@ -139,36 +123,31 @@ class Learner:
             self._trainers.all(TrainerRank.hold_teacher)
 
     def pack(self, samples: Sequence[TrainSample], num_steps: int = 1, *, whole_attempts: bool = False) -> list[Batch]:
-        """Micro-batches of every rank, for `num_steps` optimizer steps.
-
-        Args:
-            whole_attempts: all sequences of an attempt stand in one micro-batch.
-        """
+        """Micro-batches of every rank, for `num_steps` optimizer steps; with `whole_attempts` all sequences of an
+        attempt are in one micro-batch."""
         return pack_for(self._cfg, self._trainers.layouts[0], samples, num_steps, whole_attempts=whole_attempts)
 
     def train(self, batches: Sequence[Batch], step: int, stage: Stage) -> dict[str, float]:
-        """One step of a stage, an optimizer step a batch; metrics `train/...`, and `seconds/...` and `memory/...` as
-        the ranks measured them. The first step also has the memory that was planned."""
+        """Train one step of a stage, an optimizer step a batch; metrics `train/...`, and `seconds/...`, `memory/...`
+        and `gap/...` of the ranks. The first step also has the memory that was planned."""
         moved = self._sharing.for_training()
         with self._at_rest:
             self._published = None
             values = self._trainers.train(batches, step, stage.name)
-        named = {
-            name if name.startswith(("seconds/", "memory/", "gap/")) else f"train/{name}": value
-            for name, value in values.items()
-        }
+        as_they_are = ("seconds/", "memory/", "gap/")
+        named = {name if name.startswith(as_they_are) else f"train/{name}": value for name, value in values.items()}
         planned, self._planned = self._planned, {}
         return moved | named | planned
 
     def penalties(self, batches: Sequence[Batch], stage: Stage) -> tuple[dict[int, float], dict[str, float]]:
-        """What is taken from the reward of each sample before `train` (`Stage.penalises_attempts`), by its number in
-        the samples that were packed; and metrics."""
+        """Amounts to take from the reward of each sample before `train` (`Stage.penalises_attempts`), by its number
+        among those that were packed; and metrics."""
         moved = self._sharing.for_training()
         with self._at_rest:
             return self._trainers.penalties(batches, stage.name), moved
 
     def measure(self, batches: Sequence[Batch], step: int, stage: Stage) -> dict[str, float]:
-        """The objective's metrics, `eval/...`, of samples that nothing is learnt of."""
+        """The objective's metrics, `eval/...`, on samples from which nothing is learnt."""
         moved, metrics = self._sharing.for_training(), stage.objective.metrics(())
         names = {*metrics.means, *metrics.token_sums, *metrics.maxima}
         with self._at_rest:
@@ -176,15 +155,14 @@ class Learner:
         return moved | {f"eval/{name}": value for name, value in values.items() if name in names}
 
     def publish(self, engines: Sequence[Endpoint | None], version: int) -> dict[str, float]:
-        """Hand the weights to every engine (None: to one that is not up); returns metrics. The receipt is complete or
-        it raises."""
+        """Hand the weights to every engine (None: to one that is not up); returns metrics, or raises."""
         self._sharing.for_weights()
         with self._at_rest:
             receipt = self._trainers.publish(engines, version)
             self._published = version
-        seconds = {f"publish/seconds_{phase}": value for phase, value in receipt.seconds.items()}
-        sizes = {"publish/num_bytes": receipt.num_bytes, "publish/num_bytes_sent": receipt.num_bytes_sent}
-        return {**{name: float(size) for name, size in sizes.items()}, **seconds}
+        sizes = {"num_bytes": float(receipt.num_bytes), "num_bytes_sent": float(receipt.num_bytes_sent)}
+        values = sizes | {f"seconds_{phase}": value for phase, value in receipt.seconds.items()}
+        return {f"publish/{name}": value for name, value in values.items()}
 
     def publish_again(self, engines: Sequence[Endpoint | None]) -> bool:
         """Hand what was published last to these engines, in whichever thread. False: the trainers have other weights
@@ -201,11 +179,8 @@ class Learner:
 
     def checkpoint(self, beside: Beside = lambda work: work()) -> dict[str, float]:
         """Save everything a resumed run needs; returns how long that took, as a metric. With
-        `train.checkpoint.async_save` the files are written while the run goes on: see `settle`.
-
-        Args:
-            beside: does the saving, while the driver's state may change already.
-        """
+        `train.checkpoint.async_save` the files are written while the run goes on: see `settle`. `beside` does the
+        saving, while the driver's state may change already."""
         self._folder.require_intact()
         states = {"position": dataclasses.asdict(self.position)}
         states |= {name: state.state_dict() for name, state in self._states.items()}
@@ -218,39 +193,32 @@ class Learner:
             self._sharing.for_saving()
             self._trainers.begin_save(staging.path)
             self._folder.record_config(staging.path)
-            self._saving = _Saving(staging, stack.pop_all())
+            self._saving = staging, stack.pop_all()
         if not self._cfg.train.checkpoint.async_save:
             watch.add_all(self.settle())
         return {SAVING: watch.seconds()[SAVING] + waited.get(SAVING, 0.0)}
 
     def settle(self, *, if_written: bool = False) -> dict[str, float]:
-        """Publish the checkpoint whose files are being written, once they are; returns how long the run waited for
-        them, as a metric.
-
-        Args:
-            if_written: do not wait for them.
-
-        Raises:
-            SlimeError: the disk is full; earlier checkpoints are untouched.
-        """
+        """Publish the checkpoint whose files are being written, once they are (`if_written`: only if they are now);
+        returns how long the run waited for them, as a metric. Raises SlimeError if the disk is full; earlier
+        checkpoints are untouched."""
         if self._saving is None or (if_written and not self._trainers.has_saved()):
             return {}
         watch = Stopwatch()
-        saving, self._saving = self._saving, None
-        with watch("checkpoint"), saving.folder:
-            saving.staging.written |= self._trainers.end_save()
+        (staging, folder), self._saving = self._saving, None
+        with watch("checkpoint"), folder:
+            staging.written |= self._trainers.end_save()
         return {SAVING: watch.seconds()[SAVING]}
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """Context of the loops of a run: a checkpoint whose files are being written at their end is published, also
-        where an error is the end."""
+        """Settle after the block, whose error, if it has one, is the one to tell."""
         try:
             yield
         except BaseException:
             try:
                 self.settle()
-            except SlimeError as problem:  # the first error is the one to tell
+            except SlimeError as problem:
                 log.warning("the newest checkpoint was not finished: %s", problem)
             raise
         self.settle()

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 LOOPBACK = "127.0.0.1"
-"""Where servers of a run listen that is on one host alone."""
+"""The address of servers of a run that is on one host alone."""
 LOOPBACK_SETTINGS = MappingProxyType({"GLOO_SOCKET_IFNAME": "lo"})
 """Environment that has torch's process groups listen there too; a user's own comes first."""
 
 
 class Secret(str):
-    """A text that is not shown: what prints objects, such as SGLang its arguments, prints asterisks."""
+    """A text of which `repr` shows asterisks, as where SGLang prints its arguments."""
 
     __slots__ = ()
 
@@ -38,15 +38,10 @@ def new_key() -> Secret:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where an engine takes requests.
+    """The address of an engine."""
 
-    Attributes:
-        url: `http://host:port`.
-        key: what requests must carry; the server refuses all others.
-    """
-
-    url: str
-    key: Secret
+    url: str  # `http://host:port`
+    key: Secret  # requests must carry it; the server refuses all others
 
     def __str__(self) -> str:
         return self.url
@@ -58,7 +53,7 @@ class Endpoint:
 
 
 def hand_over(key: Secret, process: subprocess.Popen[bytes]) -> None:
-    """Tell a server its key through its standard input: arguments and environment can be read by others."""
+    """Tell a server its key through its standard input, as others can read arguments and environment."""
     assert process.stdin
     with suppress(BrokenPipeError), process.stdin as pipe:  # one that has ended says why in its log
         pipe.write(key.encode() + b"\n")
@@ -71,11 +66,9 @@ def take_key() -> Secret:
 
 @contextmanager
 def reserved_port(host: str, num_following: int = 0) -> Iterator[int]:
-    """A TCP port at `host`, and as many as follow it, that nobody is given while the context lasts, but that a server
-    may listen on.
-
-    Linux lets a second socket bind and listen as long as both allow reuse and the first does not listen.
-    """
+    """A TCP port at `host`, and as many as follow it, that the kernel gives nobody while the context lasts, but that a
+    server may listen on: Linux lets a second socket bind and listen as long as both allow reuse and the first does not
+    listen."""
     with ExitStack() as holders:
         port = _hold(holders, host, 0)
         while not all(_hold(holders, host, port + 1 + following) for following in range(num_following)):
@@ -98,10 +91,8 @@ def _hold(holders: ExitStack, host: str, port: int) -> int:
 
 
 def serve_store(host: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
-    """torch's key-value store, listening at `host` and nowhere else (0: at a free port); it asks nobody who he is.
-
-    Left to itself, it listens on every interface.
-    """
+    """torch's key-value store, at `host` and not on every interface as by default (0: at a free port); it has no
+    authentication."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     listener = socket.create_server((host, port), backlog=socket.SOMAXCONN)
@@ -112,7 +103,7 @@ def serve_store(host: str, port: int = 0, timeout: timedelta = timedelta(minutes
 
 
 def file_store(path: str, timeout: timedelta) -> FileStore:
-    """The same in a file, for processes of one host: who may open the file may join."""
+    """A store in a file, for processes of one host: those that may open the file may join."""
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
     store = FileStore(path)
@@ -121,7 +112,7 @@ def file_store(path: str, timeout: timedelta) -> FileStore:
 
 
 def join_store(host: str, port: int, timeout: timedelta) -> TCPStore:
-    """The same store in another process."""
+    """The store of `serve_store` in another process."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)

@@ -1,4 +1,4 @@
-"""What a model learns from its samples: the contract of an objective, which has a loss, without torch."""
+"""Objectives: what a model learns from its samples. The contract, without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TrainsOn(enum.Enum):
-    """What an objective learns from."""
+    """Samples of an objective."""
 
     rollouts = "rollouts"
     """Samples of the model that is trained, with their rewards: a reinforcement-learning stage."""
@@ -37,7 +37,7 @@ class Source(enum.Enum):
     teacher = "teacher"
     """Log-probs of the teacher (`algo.teacher`)."""
     critic = "critic"
-    """What comes of a critic (`slime_megatron.train.critic.Critic.learn`), before its first optimizer step."""
+    """Results of a critic (`slime_megatron.train.critic.Critic.learn`), before its first optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,12 @@ class Column:
 
     Attributes:
         name: in `LossInputs.columns`.
-        optional: the objective does without it where samples lack it, or where it would cost a pass of its own. One of
-            the policy costs none in the first optimizer step: then it is what the model computes anyway.
-        width: how many numbers for each token, [t, width]; None: one, [t]. Of a reference or a teacher, which then has
-            no column [t], they are about the tokens that it holds most probable: the log-probs of these in nats, or,
-            with `ids`, which ones they are.
-        ids: the numbers are ids of tokens, int64, those of a place all different. The model's own log-probs of them are
-            `LossInputs.logprobs_of`.
+        optional: the objective does without it where samples lack it, or where it would cost a pass of its own. A
+            column of the policy costs none in the first optimizer step: the model computes it anyway.
+        width: numbers for each token, [t, width]; None: one, [t]. A reference or teacher then gives the log-probs of
+            its most probable tokens in nats, or, with `ids`, their ids, and has no column [t].
+        ids: the numbers are ids of tokens, int64, those of a place all different. `LossInputs.logprobs_of` has the
+            model's own log-probs of them.
     """
 
     name: str
@@ -64,13 +63,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The names of the numbers that a loss returns, beside the loss.
+    """Names of the numbers that a loss returns, as in `LossTerms`.
 
     Attributes:
-        means, token_sums, maxima: as in `LossTerms`.
-        measured_on: of a token sum or a maximum, the token sum that counts the tokens it is about, where these are not
-            all loss tokens. Such a sum becomes a mean over them, and both are left out where there are none. The counts
-            themselves are no metrics.
+        measured_on: by token sum or maximum, the token sum that counts its tokens, where these are not all loss tokens.
+            Such a sum becomes a mean over them, and both are left out where there are none. Counts are no metrics.
     """
 
     means: Sequence[str]
@@ -81,7 +78,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss reads of a micro-batch. Shape letter: t tokens of this rank, each of which the model predicts.
+    """Inputs of a loss for a micro-batch. Shape letter: t tokens of this rank, each of which the model predicts.
 
     Attributes:
         loss_mask: [t] fp32, 1 where a token is trained on. Elsewhere the scores and all columns are 0, and no gradient
@@ -94,8 +91,7 @@ class LossInputs:
         sum_by_attempt: the same over both answers of a pair (`TrainsOn.pairs`); None elsewhere.
         logprobs_of: by name of a column of ids, [t, width] with gradient: the model's log-probs of these tokens, in
             nats, at the temperature that samples are drawn with.
-        step_sums: scalars by name, over all micro-batches and ranks of the optimizer step, of an objective that asks
-            for them (`slime.algo.stages.HasStepSums`); else empty.
+        step_sums: of `slime.algo.stages.HasStepSums`, scalars by name; of other objectives empty.
     """
 
     loss_mask: Tensor
@@ -107,77 +103,56 @@ class LossInputs:
     step_sums: Mapping[str, Tensor] = field(default_factory=dict)
 
     def weighted(self, values: Tensor) -> Tensor:
-        """Of [t] token losses, this micro-batch's part of their mean."""
+        """This micro-batch's part of the mean of [t] token losses."""
         return (values * self.loss_weights).sum()
 
     def count(self, values: Tensor) -> Tensor:
-        """Of [t] numbers, their sum over the loss tokens."""
+        """The sum of [t] numbers over the loss tokens."""
         return (values * self.loss_mask).sum()
 
     def mean_by_sequence(self, values: Tensor) -> Tensor:
-        """Of [t] numbers, the mean over the loss tokens of each token's sequence, [t]; 0 where that has none."""
+        """[t] the mean of [t] numbers over the loss tokens of each token's sequence; 0 where that has none."""
         counts = self.sum_by_sequence(self.loss_mask)
         return self.sum_by_sequence(values * self.loss_mask) / counts.clamp(min=1)
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """What a micro-batch adds to the loss and to the metrics of an optimizer step: scalars by name.
+    """Scalars by name that a micro-batch adds to the loss and to the metrics of an optimizer step."""
 
-    Attributes:
-        loss: with gradient.
-        means: sums of weighted values (`LossInputs.weighted`), which add up to means.
-        token_sums: sums over loss tokens (`LossInputs.count`); the metric is their mean over the step's loss tokens.
-        maxima: the metric is the largest of the step, and at least 0.
-    """
-
-    loss: Tensor
-    means: Mapping[str, Tensor]
-    token_sums: Mapping[str, Tensor] = field(default_factory=dict)
-    maxima: Mapping[str, Tensor] = field(default_factory=dict)
+    loss: Tensor  # with gradient
+    means: Mapping[str, Tensor]  # sums of weighted values (`LossInputs.weighted`), which add up to means
+    token_sums: Mapping[str, Tensor] = field(default_factory=dict)  # `LossInputs.count`; their mean is over the step
+    maxima: Mapping[str, Tensor] = field(default_factory=dict)  # the metric is the largest of the step, at least 0
 
     def detach(self) -> LossTerms:
-        """The same numbers without the graph that led to them."""
+        """These terms without the graph that led to them."""
         groups = (self.means, self.token_sums, self.maxima)
         return LossTerms(self.loss.detach(), *({name: x.detach() for name, x in group.items()} for group in groups))
 
 
 @runtime_checkable
-class SaysOfEntropy(Protocol):
-    """An objective that says whether its loss depends on the entropies, whose gradient costs time at the output head.
-    Of one that does not say it, they have their gradient."""
-
-    @property
-    def entropy_gradient(self) -> bool: ...
-
-
-def takes_entropy_gradient(objective: Objective) -> bool:
-    """Whether the model computes the gradient of the entropies."""
-    return objective.entropy_gradient if isinstance(objective, SaysOfEntropy) else True
-
-
-@runtime_checkable
 class Objective(Protocol):
-    """What a model learns from a batch; knows nothing of packing, ranks and optimizer steps.
+    """Learns from batches; knows nothing of packing, ranks and optimizer steps. `slime plan` creates it and asks all
+    but `loss`, so nothing else may import torch.
 
-    `slime plan` creates it and asks all but `loss`, so nothing else may import torch.
-    """
+    The gradient of the entropies costs time at the output head: with an attribute `entropy_gradient = False` the model
+    leaves it out."""
 
     @property
-    def trains_on(self) -> TrainsOn:
-        """What its samples are."""
+    def trains_on(self) -> TrainsOn: ...
 
     @property
     def needs(self) -> Sequence[Column]:
         """The columns that `loss` reads. Sources beside the rollout cost memory or passes: `slime plan` shows them."""
 
     def metrics(self, columns: Collection[str]) -> Metrics:
-        """The numbers that `loss` returns where these columns are there. They must be exactly those."""
+        """Exactly the numbers that `loss` returns where these columns are there."""
 
     def loss(self, scores: Tensor, inputs: LossInputs) -> LossTerms:
-        """Of one micro-batch, in sums: nothing is divided here.
+        """The terms of one micro-batch, in sums: nothing is divided here.
 
         Args:
-            scores: [2, t] log-probs of the tokens and entropies of their distributions, in nats, with gradient
-                (`SaysOfEntropy`); both at the temperature that samples are drawn with. Of a critic [1, t]: values.
+            scores: [2, t] log-probs of the tokens and entropies of their distributions, in nats, with gradient, at the
+                temperature that samples are drawn with. Of a critic [1, t]: values.
         """

@@ -18,20 +18,19 @@ from slime.cluster.group import open_cluster
 from slime.cluster.ray_starter import ray_here, token_file
 from slime.compose.compose import Composed
 from slime.config.paths import resolve
-from slime.config.schema import RewardConfig, SlimeConfig
+from slime.config.schema import SlimeConfig
 from slime.contracts import Stateful
 from slime.data.tokenize import import_tokenizers, load_tokenizer
 from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
 from slime.learner import Learner
 from slime.observe.metrics import MetricsLog, read_rows
-from slime.observe.shown import shown_config
 from slime.observe.status import StatusFile
 from slime.observe.step_log import StepLog
 from slime.observe.subscribers import subscribers
 from slime.reward.engines import FrozenEngines, known_to_driver
 from slime.reward.service import RewardService
-from slime.run_config import container
+from slime.run_config import container, shown_config
 from slime.run_data import Data
 from slime.run_dir import RunDir, step_of, with_resume_hint
 from slime.sampling.begun import Begun
@@ -44,26 +43,18 @@ from stack_dumps.dumps import register
 
 @dataclass(frozen=True)
 class Run:
-    """An open run; `slime.run` says in which order its two sides work.
-
-    Attributes:
-        folder: the run directory.
-        log: takes the metrics of each step.
-        learner: the training side.
-        estimator: of advantages, with what it keeps from step to step.
-        engines: of the generating side, which may still be starting; None: nothing is generated.
-    """
+    """An open run; `slime.run` says in which order its two sides work."""
 
     cfg: SlimeConfig
     topology: Topology
     stages: Stages
     folder: RunDir
     events: Events
-    log: StepLog
+    log: StepLog  # takes the metrics of each step
     data: Data
-    learner: Learner
-    estimator: GuardedEstimator
-    engines: StartingEngines | None
+    learner: Learner  # the training side
+    estimator: GuardedEstimator  # of advantages, with its state
+    engines: StartingEngines | None  # of the generating side; None: nothing is generated
 
     @property
     def generation(self) -> Generation:
@@ -75,10 +66,9 @@ class Run:
 def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) -> Run:
     """Open everything of a run that is ready; `stack` closes it again, in reverse.
 
-    Ray on this host, while the tokenizer's library is imported; then the data, the run directory, the reward workers,
-    the cluster and at last the weights: a mistake in the cheap parts is found before anything is written and before the
-    expensive parts start. Where supervised steps come first, which need no engine, engines may still be starting at the
-    end of this.
+    The order is: Ray on this host, while the tokenizer's library is imported; the data; the run directory; the reward
+    workers; the cluster; the weights. So a mistake in the cheap parts is found before anything is written and before
+    the expensive parts start. Where supervised steps come first, engines may still be starting afterwards.
     """
     cfg, topology = composed.cfg, composed.topology
     assert topology, "its config has no problems"
@@ -107,13 +97,14 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     models = {group.name: str(resolve(group.model)) for group in topology.frozen if group.model}
     frozen = FrozenEngines([group.name for group in topology.group_of_frozen], models)
     stack.enter_context(known_to_driver(frozen))
-    rewards = _reward_of("", cfg.reward, folder.logs, frozen) if topology.generates else None
-    if rewards:
-        stack.enter_context(rewards)
+    rewards = None
     of_sets = {}
-    for of, (name, options) in (own_of_sets("reward", cfg.data, cfg.eval) if rewards else {}).items():
-        own = dataclasses.replace(cfg.reward, name=name, options=options)
-        of_sets[of] = stack.enter_context(_reward_of(of, own, folder.logs, frozen))
+    if topology.generates:
+        rewards = stack.enter_context(RewardService(cfg.reward, folder.logs / "reward.log", [token_file()], frozen))
+        for of, (name, options) in own_of_sets("reward", cfg.data, cfg.eval).items():
+            own = dataclasses.replace(cfg.reward, name=name, options=options)
+            log = folder.logs / f"reward-{of.replace('/', '-')}.log"
+            of_sets[of] = stack.enter_context(RewardService(own, log, [token_file()], frozen))
     if log_metrics:
         metrics = stack.enter_context(MetricsLog(folder))
         events.subscribe(metrics, first=True)
@@ -161,12 +152,6 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     still = "; engines are still starting" if engines and not engines.are_connected else ""
     events.publish(Ready(f"ready: {origin}{still}"))
     return Run(cfg, topology, stages, folder, events, StepLog(events), data, learner, estimator, engines)
-
-
-def _reward_of(prompts: str, cfg: RewardConfig, logs: Path, frozen: FrozenEngines) -> RewardService:
-    """The reward of one prompt set, or where that is empty of all others."""
-    name = f"reward-{prompts.replace('/', '-')}" if prompts else "reward"
-    return RewardService(cfg, logs / f"{name}.log", [token_file()], frozen)
 
 
 def _processes(topology: Topology) -> str:

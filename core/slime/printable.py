@@ -28,7 +28,7 @@ def _name(character: str) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Of log lines, which quote paths, rows and exceptions."""
+    """Formatter of log lines, which quote paths, rows and exceptions."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line as `logging` makes it, printable."""

@@ -1,4 +1,4 @@
-"""What is installed of one kind, by name."""
+"""Contributions of one kind, by name."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ class Registry(Generic[T]):
         return cast(T, self.get(name).factory(**options))
 
     def only(self) -> T | None:
-        """What is installed, of a kind of which a run takes one; None: nothing is."""
+        """The contribution of a kind of which a run takes one; None: none is installed."""
         return next((self.create(name) for name in self._contributions), None)

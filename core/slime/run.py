@@ -19,11 +19,7 @@ from slime.train.packing import skipped_steps
 
 
 def train(composed: Composed) -> None:
-    """Run it to its end, from its newest checkpoint if there is one.
-
-    Raises:
-        SlimeError: whatever stopped it; everything up to the last checkpoint is in the run directory.
-    """
+    """Run to the end, from the newest checkpoint if there is one; SlimeError where something stops it."""
     with ExitStack() as stack:
         run = open_run(composed, stack)
         with in_order(run.events, run.cfg.run.stop_at), run.learner.settling():
@@ -108,8 +104,8 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     watch.add_all(collected.stats)
     with watch("pack"):
         groups = spread(collected.groups, cfg.train.steps_per_rollout, step - 1)
-        masked, least = {"mask_truncated": cfg.algo.mask_truncated}, run.estimator.min_samples
-        compared = compare(groups, least, step - 1, cfg.rollout.oldest_trained, **masked)
+        least, oldest = run.estimator.min_samples, cfg.rollout.oldest_trained
+        compared = compare(groups, least, step - 1, oldest, mask_truncated=cfg.algo.mask_truncated)
         samples = compared.sequences
         recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg)])
         samples, told = with_numbers(samples, [recording.name for recording in numbers_told()])
@@ -147,7 +143,7 @@ def _step(run: Run, stage: Stage, step: int) -> None:
 
 
 def _last(run: Run, stage: Stage, step: int) -> int:
-    """The step that the stage ends with: this one, if somebody has asked the run to stop."""
+    """The step that the stage ends with: this one, if the run is asked to stop."""
     return step if run.events.problem else stage.num_steps
 
 
@@ -157,5 +153,5 @@ def _stop_if_asked(run: Run, stage: Stage, step: int) -> None:
 
 
 def _due(step: int, last: int, interval: int | None) -> bool:
-    """Whether what happens after the last step and every `interval` steps (if above 0; None: never) happens now."""
+    """Whether `step` is the last one or the end of an interval (0: the last one alone; None: never)."""
     return interval is not None and (step == last or (interval > 0 and step % interval == 0))

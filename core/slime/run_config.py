@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,20 @@ from omegaconf.errors import OmegaConfBaseException
 from slime.config.schema import LrDecay, SlimeConfig
 from slime.errors import SlimeError
 
+HIDDEN = "(not shown to trackers)"
+"""In place of environment variables, which may be somebody's keys."""
+
 
 def container(cfg: SlimeConfig) -> dict[str, Any]:
-    container = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
-    assert isinstance(container, dict)
-    return {str(section): keys for section, keys in container.items()}
+    """Section -> key -> value."""
+    found = OmegaConf.to_container(OmegaConf.structured(cfg), resolve=True, enum_to_str=True)
+    assert isinstance(found, dict)
+    return {str(section): keys for section, keys in found.items()}
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Section -> key -> value, of the config.yaml of a run.
-
-    Raises:
-        SlimeError: it cannot be read, or is something else.
-    """
+    """Section -> key -> value, of the config.yaml of a run. Raises SlimeError if it cannot be read, or is something
+    else."""
     try:
         found = OmegaConf.to_container(OmegaConf.load(path))
         sound = isinstance(found, dict) and all(isinstance(keys, dict) for keys in found.values())
@@ -54,7 +56,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
 
 
 def of_learning(changes: Mapping[str, str]) -> list[str]:
-    """Of `changes`, those that do more than say where, how long and how visibly a run runs."""
+    """Changes that concern more than where, how long and how visibly a run runs."""
     return [text for key, text in changes.items() if key == "run.seed" or not key.startswith(("run.", "observe."))]
 
 
@@ -64,3 +66,13 @@ def changes_of_resume(old: Mapping[str, Any], cfg: SlimeConfig) -> dict[str, str
     if "run.num_steps" in found and train.lr_decay is not LrDecay.constant and train.lr_decay_steps is None:
         found["run.num_steps"] += " (the learning rate decays over all steps, so it is another from here on)"
     return found
+
+
+def shown_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config`, section -> key -> value as in config.yaml, without the values of environment variables."""
+    shown = copy.deepcopy(dict(config))
+    engines = shown.get("rollout", {}).get("engines")
+    for holder in (shown.get("cluster"), *(engines.values() if isinstance(engines, dict) else ())):
+        if isinstance(holder, dict) and isinstance(holder.get("environment"), dict):
+            holder["environment"] = dict.fromkeys(holder["environment"], HIDDEN)
+    return shown

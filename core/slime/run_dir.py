@@ -1,8 +1,4 @@
-"""The run directory: made after validation, held by one process, and what lies where in it.
-
-config.yaml  plugins.json  metrics.jsonl  summary.txt  lock
-checkpoints/  logs/  samples/  eval/  export/  and what plugins leave: tensorboard/  report.html
-"""
+"""The run directory: made after validation, held by one process (docs/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from omegaconf import OmegaConf
@@ -38,7 +33,7 @@ LOCK, CONFIG = "lock", "config.yaml"
 
 
 class RunDir:
-    """The paths of a run; made by `open`, also the hold on it until `close` or this process's death."""
+    """The paths of a run; if made by `open`, also the hold on it until `close` or this process's death."""
 
     def __init__(self, path: Path, lock: IO[str] | None = None) -> None:
         self.path, self._lock = path, lock
@@ -47,17 +42,14 @@ class RunDir:
         self.config, self.plugins = path / CONFIG, path / "plugins.json"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints, self.logs, self.samples = (path / name for name in FOLDERS)
-        self.lock = path / LOCK  # like no other: whoever reads the same there sees this directory
+        self.lock = path / LOCK  # has content like no other: a host that reads the same there sees this directory
         self.export = path / "export"  # appears whole, at the end
 
     @classmethod
     def open(cls, path: Path, resume: Resume = Resume.auto) -> RunDir:
-        """Create or re-enter the run directory `path` and lock it; with `restart` what it holds is moved away before.
-
-        Raises:
-            SlimeError: another process holds it; it cannot be written; `resume` is `never` and it holds a run;
-                `resume` is `must` and it holds no checkpoint.
-        """
+        """Create or re-enter the run directory `path` and lock it; with `restart` its content is moved away before.
+        Raises SlimeError if another process holds it, or it cannot be written, or `resume` is `never` and it holds a
+        run, or `resume` is `must` and it holds no checkpoint."""
         path = Path(path).absolute()
         _check_resume(path, resume)
         if resume is Resume.restart:
@@ -71,11 +63,8 @@ class RunDir:
 
     @classmethod
     def obstacle(cls, cfg: SlimeConfig, folders: Mapping[str, Path]) -> SlimeError | None:
-        """Why `open`, `write_config` or `take` would refuse this run now, if they would; leaves no trace.
-
-        Args:
-            folders: by the key that names it, what it is going to `take`.
-        """
+        """Why `open`, `write_config` or `take` of these folders, by the key that names each, would refuse this run now,
+        if they would; leaves no trace."""
         run = cls((Path(cfg.run.dir) / cfg.run.name).absolute())
         try:
             _check_resume(run.path, cfg.run.resume)
@@ -91,50 +80,43 @@ class RunDir:
         return None
 
     def require_work(self, cfg: SlimeConfig) -> None:
-        """Stop before a run that may not continue what is here, or that would only change its record.
-
-        Raises:
-            SlimeError: it is another run's; it is finished, and this config is another; its checkpoints are gone.
-        """
+        """Stop before a run that may not continue what is here, or that would only change its record. Raises
+        SlimeError if it is another run's, or finished while this config is another, or its checkpoints are gone."""
         if cfg.run.resume is Resume.restart:
             return
-        if (changes := of_learning(self._changes(cfg))) and RunDir.finished(cfg):
-            raise earlier.changes_nothing_but_the_record(self.path, earlier.num_steps(cfg), changes)
+        if (changes := of_learning(self._changes(cfg))) and (said := earlier.finished(self.path, cfg)):
+            what = f"{said}, with other keys ({'; '.join(changes)})"
+            todo = "Set another `run.name` for a run with these keys, or raise `run.num_steps` to train on."
+            raise SlimeError(what, where=str(self.path), todo=todo)
         differs = changes_of_resume(read_config(self.config), cfg) if self.config.exists() else {}
         earlier.require_checkpoint(self.path, of_learning(differs))
 
     @classmethod
     def finished(cls, cfg: SlimeConfig) -> SlimeError | None:
-        """What is said of a run that has nothing left to do, which is no error of the user's."""
+        """The line about a run that has nothing left to do, which is no error of the user's."""
         path = (Path(cfg.run.dir) / cfg.run.name).absolute()
-        total, exports = earlier.num_steps(cfg), cfg.train.checkpoint.export_hf
-        if cfg.run.resume is Resume.restart or not earlier.is_finished(path, total, exports=exports):
+        if cfg.run.resume is Resume.restart or not (said := earlier.finished(path, cfg)):
             return None
         todo = "Raise `run.num_steps` to train on; for a new run set another `run.name`, or `run.resume=restart`."
-        return SlimeError(earlier.finished(path, total), where=str(path), todo=todo)
+        return SlimeError(said, where=str(path), todo=todo)
 
     def write_config(self, cfg: SlimeConfig) -> list[str]:
-        """Write the resolved configuration; beside a checkpoint, first compare with the one that made it.
-
-        Returns:
-            What changed since then, as `key: old -> new`; empty for a new run.
-
-        Raises:
-            SlimeError: a key that a resumed run may not change differs, so that the checkpoint belongs to another run.
-        """
+        """Write the resolved configuration; beside a checkpoint, first compare with the one that made it. Returns the
+        changes since then, as `key: old -> new`. Raises SlimeError if a key that a resumed run may not change differs,
+        so that the checkpoint belongs to another run."""
         new = container(cfg)
         if cfg.run.resume is Resume.restart:
-            new["run"]["resume"] = Resume.auto.name  # whoever starts from this file goes on with what it began
-        changes = self._changes(cfg)
-        if changes:
+            new["run"]["resume"] = Resume.auto.name  # a start from this file goes on with what it began
+        if changes := self._changes(cfg):
             log.warning("%s continues with changes: %s", self.path, "; ".join(changes.values()))
         with files.disk_errors(self.config):
             files.write_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(new)).encode())
         return list(changes.values())
 
     def _changes(self, cfg: SlimeConfig) -> dict[str, str]:
-        """Key -> how it differs from the config of the checkpoint that is here; SlimeError if it may not."""
-        made_by = self._config_of_newest()
+        """Key -> how it differs from the config of the newest checkpoint; SlimeError if it may not."""
+        newest = published(self.checkpoints)[-1:]
+        made_by = next((path for each in newest for path in (each.path / CONFIG, self.config) if path.exists()), None)
         changes = changes_of_resume(read_config(made_by), cfg) if made_by else {}
         free = [*may_change()] if changes else []
         if refused := [text for key, text in changes.items() if not any(fnmatch(key, own) for own in free)]:
@@ -149,27 +131,18 @@ class RunDir:
         """Copy the configuration into a checkpoint: the file here becomes that of the next start, which may die."""
         shutil.copyfile(self.config, folder / CONFIG)
 
-    def _config_of_newest(self) -> Path | None:
-        """That of the checkpoint which the run continues from, if there is one."""
-        checkpoints = published(self.checkpoints)
-        own = checkpoints[-1].path / CONFIG if checkpoints else self.config
-        return next((path for path in (own, self.config) if checkpoints and path.exists()), None)
-
     def write_plugins(self, provenance: Mapping[str, Any]) -> None:
         """Write which plugins are installed and which of them this run uses."""
         with files.disk_errors(self.plugins):
             files.write_atomic(self.plugins, json.dumps(provenance, indent=2).encode() + b"\n")
 
     def hold(self, file: IO[Any], path: Path) -> None:
-        """As long as `file` is open, `require_intact` also asks whether `path` is still that file."""
+        """Have `require_intact` also ask whether `path` is still this file, as long as it is open."""
         self._held.append((file, path))
 
     def require_intact(self) -> None:
         """Stop if this is no longer the directory that was opened: what went on would be written into a new one.
-
-        Raises:
-            SlimeError: somebody deleted or replaced it, or a file in it that this process holds.
-        """
+        Raises SlimeError if somebody deleted or replaced it, or a file in it that this process holds."""
         for file, path in self._held:
             if not file.closed and not files.is_still(file, path):
                 raise SlimeError(
@@ -179,11 +152,8 @@ class RunDir:
                 )
 
     def take(self, folder: Path, key: str) -> Path:
-        """Hold another folder too, which `key` of the config names, as long as this one; returns its lock file.
-
-        Raises:
-            SlimeError: another process holds it, or it cannot be written.
-        """
+        """Hold another folder too, which `key` of the config names, as long as this one; returns its lock file. Raises
+        SlimeError if another process holds it, or it cannot be written."""
         path = folder / LOCK
         if path not in self._taken:
             _make(folder, f"`{key}`")
@@ -200,12 +170,10 @@ class RunDir:
     def __enter__(self) -> RunDir:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             if isinstance(error, Exception):
-                self.require_intact()  # else whatever was raised follows from that
+                self.require_intact()  # else the error that was raised follows from that
         finally:
             self.close()
 
@@ -260,23 +228,16 @@ def _lock(path: Path, keys: str = "`run.name`") -> IO[str]:
 
 
 def _hold(lock: IO[str], how: int, keys: str = "`run.name`") -> None:
-    """Hold the open lock file `how` (LOCK_EX, or LOCK_SH to see whether one could) until it is closed.
-
-    Who only looks holds it for microseconds, which are waited for.
-    """
-    for _ in range(10):
+    """Hold the open lock file `how` (LOCK_EX, or LOCK_SH to see whether one could) until it is closed. A process that
+    only looks holds it for microseconds, which are waited for."""
+    for _ in range(11):
         with suppress(BlockingIOError):
             return fcntl.flock(lock, how | fcntl.LOCK_NB)
         time.sleep(0.01)
-    try:
-        fcntl.flock(lock, how | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        raise SlimeError(
-            f"another run is using this directory ({lock.readline().strip() or 'another process'})",
-            where=str(Path(lock.name).parent),
-            todo=f"Wait for it, stop it, or set another {keys}.",
-        ) from error
+    lock.seek(0)
+    what = f"another run is using this directory ({lock.readline().strip() or 'another process'})"
+    todo = f"Wait for it, stop it, or set another {keys}."
+    raise SlimeError(what, where=str(Path(lock.name).parent), todo=todo)
 
 
 def _move_away(path: Path) -> None:
@@ -293,11 +254,7 @@ def _move_away(path: Path) -> None:
 
 @contextmanager
 def with_resume_hint(run: RunDir, num_sft_steps: int) -> Iterator[None]:
-    """Say at a Ctrl-C, and where the run was asked to stop, what the same command would do next.
-
-    Args:
-        num_sft_steps: supervised steps of the whole run.
-    """
+    """Say at a Ctrl-C, and where the run was asked to stop, what the same command would do next."""
     try:
         yield
     except (KeyboardInterrupt, Stopped) as end:
@@ -310,5 +267,5 @@ def with_resume_hint(run: RunDir, num_sft_steps: int) -> Iterator[None]:
 
 
 def step_of(total: int, num_sft_steps: int) -> str:
-    """`rl 5`, as the progress line says it, of a checkpoint, which is numbered by the steps of both stages."""
+    """`rl 5`, as the progress line has it, for a checkpoint, which is numbered by the steps of both stages."""
     return f"rl {total - num_sft_steps}" if total > num_sft_steps else f"sft {total}"

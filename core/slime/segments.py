@@ -1,4 +1,4 @@
-"""What an attempt is trained on: exact sequences of tokens. Plain dataclasses, as in `slime.types`."""
+"""Segments: the exact sequences of tokens that an attempt is trained on. Plain dataclasses, as in `slime.types`."""
 
 from __future__ import annotations
 
@@ -12,30 +12,19 @@ last one, lists of (version, tokens), and nulls."""
 
 @dataclass(frozen=True)
 class WeightSpan:
-    """`num_tokens` consecutive tokens that were sampled under weight version `version`; None: nobody sampled them, a
-    program wrote them.
+    """Consecutive tokens that were sampled under one version of the weights."""
 
-    Attributes:
-        is_mixed: on keys and values of older weights, so that the version alone gives other log-probs.
-    """
-
-    version: int | None
+    version: int | None  # None: nobody sampled them, a program wrote them
     num_tokens: int
-    is_mixed: bool = False
+    is_mixed: bool = False  # on keys and values of older weights, so that the version alone gives other log-probs
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What engines told of the first tokens of a sequence, a row for each (`slime.models.traits.Recording`).
+    """Recordings of engines, a row for each of the first tokens of a sequence (`slime.models.traits.Recording`)."""
 
-    Attributes:
-        dtype: as NumPy names it.
-        shape: number of rows, and the shape of one.
-        data: row by row.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # as NumPy names it
+    shape: tuple[int, ...]  # number of rows, and the shape of one
     data: bytes
 
     def first(self, count: int) -> Rows:
@@ -50,23 +39,17 @@ class Rows:
 class Segment:
     """One exact sequence of tokens of an attempt, which is trained as one.
 
-    `tokens`, `logprobs` and `loss_mask` have one entry per token behind the context, `spans` add up to the same number.
-    `logprobs` are natural logarithms under the engine's sampling distribution, softmax(logits / temperature), and 0
-    where nobody sampled.
-
-    Attributes:
-        context: tokens without loss that stand before: the prompt, or what another segment of the attempt trains.
-        tokens: what the model sampled, and what a program wrote in between.
-        loss_mask: 1 where the model sampled; each sampled token in one segment of its attempt.
-        recorded: by name, what engines told of the context's tokens and those behind it (`Rows`).
+    Each token after the context has a log-prob, the natural logarithm under the engine's sampling distribution
+    softmax(logits / temperature), 0 where nobody sampled; and a mask, 1 where the model sampled. A sampled token is in
+    one segment of its attempt. `spans` add up to these tokens.
     """
 
-    context: tuple[int, ...]
-    tokens: list[int] = field(default_factory=list)
+    context: tuple[int, ...]  # tokens without loss: the prompt, or what another segment of the attempt trains
+    tokens: list[int] = field(default_factory=list)  # sampled by the model, and written by a program in between
     logprobs: list[float] = field(default_factory=list)
     loss_mask: list[int] = field(default_factory=list)
     spans: list[WeightSpan] = field(default_factory=list)
-    recorded: dict[str, Rows] = field(default_factory=dict)
+    recorded: dict[str, Rows] = field(default_factory=dict)  # by name, of the context's tokens and those after it
 
     def write(self, tokens: Sequence[int]) -> None:
         """Add tokens that nobody sampled."""
@@ -77,7 +60,7 @@ class Segment:
             self.spans.append(WeightSpan(None, len(tokens)))
 
     def cut(self, count: int) -> None:
-        """Keep the first `count` tokens behind the context."""
+        """Keep the first `count` tokens after the context."""
         del self.tokens[count:], self.logprobs[count:], self.loss_mask[count:]
         spans, self.spans = self.spans, []
         for span in spans:
@@ -87,7 +70,7 @@ class Segment:
         self.cut_rows()
 
     def cut_rows(self) -> None:
-        """Drop what was recorded of tokens that are cut off."""
+        """Drop rows of tokens that are cut off."""
         count = len(self.context) + len(self.tokens)
         self.recorded = {name: rows.first(count) for name, rows in self.recorded.items()}
 

@@ -1,4 +1,4 @@
-"""What a response says behind its thinking. Rewards that read text read this; a thought is not an answer."""
+"""A response without its thinking, as rewards read it: a thought is not an answer."""
 
 from __future__ import annotations
 
@@ -32,16 +32,13 @@ _QUOTES = "`'\""
 
 
 def said(sample: Sample) -> str:
-    """What a sample's response says, see `divided`."""
+    """The text that a sample's response says, see `divided`."""
     return divided(sample.response)[1]
 
 
 def divided(text: str) -> tuple[str, str]:
-    """A text up to the end of its thinking, empty where it ends none, and what it says behind that.
-
-    It says what stands behind the last mark that closes a thought, which the prompt may have opened; nothing where a
-    thought stays open. A mark in quotes is a word of the text.
-    """
+    """The thinking of a text, and what it says: the part after the last mark that closes a thought, which the prompt
+    may have opened; nothing where a thought stays open. A mark in quotes is a word of the text."""
     end, are_open = 0, set[str]()
     for name, found in marks(text):
         if name[0] == "o":
@@ -53,7 +50,7 @@ def divided(text: str) -> tuple[str, str]:
 
 
 def marks(text: str) -> Iterator[tuple[str, re.Match[str]]]:
-    """Those that no quotes surround, in their order: "o" or "c" and a number for its kind, and the place."""
+    """Marks that no quotes surround, in their order: "o" or "c" and a number for the kind, and the place."""
     for found in _MARK.finditer(text):
         before, behind = text[: found.start()][-1:], text[found.end() : found.end() + 1]
         if found.lastgroup and not (before and before == behind and before in _QUOTES):

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, ClassVar
 
 
@@ -16,7 +16,7 @@ class DidNotReturnError(Exception):
 
 
 FAILURES = (Exception, SystemExit)
-"""What a plugin's code, or the network behind it, may raise without ending the run."""
+"""Exceptions of a plugin's code, or of the network it uses, that do not end the run."""
 
 
 def failure(error: BaseException) -> str:
@@ -31,11 +31,7 @@ class _TimeIsUp(BaseException):
 
 
 class Handler:
-    """A handler of a signal, set for a block of the main thread; in a block of the same one it is set already.
-
-    Attributes:
-        known: all that there are.
-    """
+    """A handler of a signal, set for a block of the main thread; in a block of the same one it is set already."""
 
     known: ClassVar[list[Handler]] = []
 
@@ -50,7 +46,7 @@ class Handler:
             self._before = signal.signal(self._number, self._handle)
         self._num_blocks += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._num_blocks -= 1
         if not self._num_blocks:
             signal.signal(self._number, self._before)
@@ -66,8 +62,8 @@ _RINGS = Handler(signal.SIGALRM, _ring)
 
 @contextmanager
 def often() -> Iterator[None]:
-    """Bounds are set often in this block: their handlers stay in place, because to set one takes longer than the rest.
-    Other threads than the main one have none."""
+    """Context in which bounds are set often: their handlers stay in place, because to set one takes longer than the
+    rest. Other threads than the main one have none."""
     with ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():
             stack.callback(signal.setitimer, signal.ITIMER_REAL, *signal.setitimer(signal.ITIMER_REAL, 0))
@@ -80,8 +76,8 @@ def often() -> Iterator[None]:
 def within(seconds: float) -> Iterator[None]:
     """End the block once it has taken so long, whatever Python code it is in, sleeping or waiting for a lock too.
 
-    Code in C that does not come back to Python is not ended. A timer of somebody else's stands still meanwhile. Outside
-    of the main thread there is no bound, because Python handles signals there alone.
+    Code in C that does not come back to Python is not ended. Another timer pauses meanwhile. Outside of the main thread
+    there is no bound, because Python handles signals there alone.
 
     Raises:
         DidNotReturnError: it was ended.

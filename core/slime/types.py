@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 """One chat message, `{"role": ..., "content": ...}`."""
 RunStatus = Literal["finished", "failed", "interrupted"]
-"""How a run ended."""
+Finish = Literal["stop", "length"]
+"""How a response ended: by an end token or stop string, or at the response limit."""
 SFT, RL = "sft", "rl"
 """The names of a supervised and of a reinforcement-learning stage in metrics.jsonl, checkpoints and trackers."""
 ADVANTAGES, ROLLOUT_LOGPROBS, IS_CURRENT = "advantages", "rollout_logprobs", "is_current"
@@ -28,48 +29,31 @@ ADVANTAGES, ROLLOUT_LOGPROBS, IS_CURRENT = "advantages", "rollout_logprobs", "is
 nats; 1 where the token was generated under the very weights that are now trained, else 0."""
 PREFERENCE = "preference"
 """Column of a pair of answers: 1 where one was chosen, -1 where it was rejected."""
-Finish = Literal["stop", "length"]
-"""How a response ended."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run.
+    """A run as trackers know it."""
 
-    Attributes:
-        name: `run.name`.
-        folder: the run directory, the same when the run continues.
-        config: the resolved config, section -> key -> value, without the values of environment variables.
-    """
-
-    name: str
-    folder: Path
-    config: Mapping[str, Any]
+    name: str  # `run.name`
+    folder: Path  # the run directory, the same when the run continues
+    config: Mapping[str, Any]  # section -> key -> value, resolved, without the values of environment variables
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of a prompt set, tokenised.
+    """One row of a prompt set, tokenised."""
 
-    Attributes:
-        id: stable over runs and resumes: `<epoch>/<row number>`.
-        messages: the chat messages as they stood in the row.
-        tokens: prompt token ids after the chat template, generation prompt included.
-        label: what the reward compares with; as it stood in the row.
-        metadata: every other column of the row.
-        set: name of its set; empty: the first one. Of a named held-out set, `eval/<name>`.
-    """
-
-    id: str
-    messages: tuple[Message, ...]
-    tokens: tuple[int, ...]
-    label: Any = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    set: str = ""
+    id: str  # `<epoch>/<row number>`, stable over runs and resumes
+    messages: tuple[Message, ...]  # as they stood in the row
+    tokens: tuple[int, ...]  # ids after the chat template, generation prompt included
+    label: Any = None  # what the reward compares with, as it stood in the row
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # every other column of the row
+    set: str = ""  # name of its set; empty: the first one; `eval/<name>`: a named held-out set
 
 
 class Status(enum.StrEnum):
-    """Why a sample's generation stands where it stands."""
+    """How far a sample's generation has come."""
 
     PENDING = "pending"  # nothing generated yet
     COMPLETED = "completed"  # ended by a stop token or stop string
@@ -90,19 +74,12 @@ class VerdictKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a reward said of one sample. Only `VALUE` carries a number; nothing else ever becomes 0.
-
-    Attributes:
-        kind: value, invalid, timeout or error.
-        value: the reward; set exactly when `kind` is VALUE, and finite.
-        reason: why there is no value; empty for VALUE.
-        parts: named components of the value, each becomes a metric.
-    """
+    """A reward's word on one sample. Only `VALUE` carries a number; nothing else ever becomes 0."""
 
     kind: VerdictKind
-    value: float | None = None
-    reason: str = ""
-    parts: Mapping[str, float] = field(default_factory=dict)
+    value: float | None = None  # the reward, finite
+    reason: str = ""  # why there is no value
+    parts: Mapping[str, float] = field(default_factory=dict)  # named components of the value: metrics
 
     def __post_init__(self) -> None:
         assert (self.value is not None) == (self.kind is VerdictKind.VALUE), "only a VALUE verdict carries a value"
@@ -126,39 +103,30 @@ class Verdict:
 
 @dataclass
 class Sample:
-    """One attempt at one prompt: what has a reward, an advantage or a failure, all of its segments together.
-
-    Attributes:
-        segments: what is trained on: of one response one, which begins with the prompt. Empty before it is begun.
-        response: the last response's text, without special tokens.
-        metadata: numbers that its program noted, by name.
-        turns: what was said behind the prompt, of an attempt in conversations; responses with their special tokens.
-        shaping: what filters added to the verdict's value (`slime.contracts.SampleFilter`).
-    """
+    """One attempt at one prompt: what has a reward, an advantage or a failure, all of its segments together."""
 
     prompt: Prompt
     index: int
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)  # trained on; one for one response, none before it is begun
     status: Status = Status.PENDING
-    response: str = ""
+    response: str = ""  # the last response's text, without special tokens
     verdict: Verdict | None = None
-    metadata: dict[str, float] = field(default_factory=dict)
-    turns: list[Message] = field(default_factory=list)
-    shaping: float = 0.0
+    metadata: dict[str, float] = field(default_factory=dict)  # numbers that its program noted, by name
+    turns: list[Message] = field(default_factory=list)  # a conversation after the prompt; responses with special tokens
+    shaping: float = 0.0  # what filters added to the verdict's value (`slime.contracts.SampleFilter`)
 
     @property
     def spans(self) -> list[WeightSpan]:
-        """Of the tokens that the model sampled, over all segments."""
+        """Weight spans of the tokens that the model sampled, over all segments."""
         return [span for segment in self.segments for span in segment.spans if span.version is not None]
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the model sampled, over all segments."""
         return sum(span.num_tokens for span in self.spans)
 
     @property
     def reward(self) -> float | None:
-        """What the sample is trained on: the verdict's value and its shaping, None while there is no value."""
+        """The number that is trained on: the verdict's value and its shaping; None without a value."""
         return None if self.verdict is None or self.verdict.value is None else self.verdict.value + self.shaping
 
 
@@ -175,12 +143,12 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """What is trained on, of the samples that have a value (failed rewards are left out, never 0)."""
+        """Rewards of the samples that have one (a failed reward is left out, never 0)."""
         return [sample.reward for sample in self.samples if sample.reward is not None]
 
     @property
     def raw_rewards(self) -> list[float]:
-        """What the reward said of these samples, without what filters added."""
+        """These rewards without what filters added."""
         return [each.verdict.value for each in self.samples if each.verdict and each.verdict.value is not None]
 
     @property
@@ -190,7 +158,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a filter said of one group; the reason of a drop becomes the metric `filter/drop/<reason>`."""
+    """A filter's word on one group; the reason of a drop becomes the metric `filter/drop/<reason>`."""
 
     keep: bool
     reason: str = ""
@@ -200,53 +168,37 @@ class Decision:
 
 
 class Task(NamedTuple):
-    """What a program is given: one attempt at one prompt.
-
-    Attributes:
-        attempt: number of the sample in its group, from 0.
-        seed: 63 bits, the same whenever the run repeats this attempt; for noise of the program's own.
-        is_evaluation: whether the prompt is a held-out one.
-    """
+    """One attempt at one prompt, as a program gets it."""
 
     prompt: Prompt
-    attempt: int
-    seed: int
-    is_evaluation: bool
+    attempt: int  # number of the sample in its group, from 0
+    seed: int  # 63 bits, the same whenever the run repeats this attempt; for noise of the program's own
+    is_evaluation: bool  # the prompt is a held-out one
 
 
 class Turn(NamedTuple):
-    """One response of the model, as a program sees it.
+    """One response of the model, as a program sees it. What has a default is set for a turn of a conversation."""
 
-    Attributes:
-        text: without special tokens.
-        finish: `stop`: by an end token or stop string; `length`: at the response limit.
-        full_text: of a conversation's turn, with special tokens but the one that ended it: calls of tools stand there.
-        num_before, num_sampled: of a conversation's turn, tokens before it, and its own; 0 where there was no room.
-    """
-
-    text: str
+    text: str  # without special tokens
     finish: Finish
-    full_text: str = ""
-    num_before: int = 0
-    num_sampled: int = 0
+    full_text: str = ""  # with special tokens, but the one that ended it: calls of tools are in it
+    num_before: int = 0  # tokens before it
+    num_sampled: int = 0  # its own tokens; 0 where there was no room
 
 
 @dataclass(frozen=True)
 class TrainSample:
     """One sequence to train on: [prompt | response], or another segment of an attempt, ready to be packed.
 
-    Shapes: `tokens` [num_tokens]; every other array [num_response_tokens], aligned with the *last* of the tokens.
-    `columns`, some [.., width], are what the objective reads, by name. Where the mask is 0 they may hold anything.
-    `recorded` by engines: [n, ...] of the first n tokens. `row`: what that of the data set holds beside prompt, label
-    and answers. Neighbours with one `attempt` are its segments, one sample of `algo.loss_mean`; None: it is whole.
+    Mask and columns have shape [num_response_tokens], some columns [.., width], aligned with the *last* of the tokens.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray  # [num_tokens]
     loss_mask: np.ndarray
-    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
-    attempt: int | None = None
-    recorded: Mapping[str, np.ndarray] = field(default_factory=dict)
-    row: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)  # by name; anything where the mask is 0
+    attempt: int | None = None  # number; neighbours with the same one are segments of an attempt. None: a whole one
+    recorded: Mapping[str, np.ndarray] = field(default_factory=dict)  # by engines: [n, ...] of the first n tokens
+    row: Mapping[str, Any] = field(default_factory=dict)  # of the data set, beside prompt, label and answers
 
     @property
     def num_tokens(self) -> int:
@@ -257,7 +209,7 @@ class TrainSample:
         return len(self.loss_mask)
 
     def with_columns(self, **columns: np.ndarray) -> TrainSample:
-        """The same sample with these columns, added or in the place of those of their names."""
+        """This sample with these columns added or replaced."""
         return dataclasses.replace(self, columns={**self.columns, **columns})
 
 
@@ -265,31 +217,25 @@ class TrainSample:
 class MicroBatch:
     """Several sequences concatenated (thd), before context-parallel slicing.
 
-    All per-token arrays have shape [num_tokens] (padding included) and are aligned with the *predicted* token:
-    entry i speaks of the prediction of `labels[i]` from `tokens[..i]` of the same sequence.
+    Per-token arrays have shape [num_tokens], padding included. Entry i is about the prediction of `labels[i]` from
+    `tokens[..i]` of the same sequence.
 
     Attributes:
-        tokens, labels: int64 ids, of the input and of what follows (0 where nothing is predicted).
-        position_ids: int64, restart at 0 in every sequence that is whole.
-        cu_seqlens: int32 [num_sequences + 1], *padded* sequence borders, multiples of the packing alignment.
+        loss_weights: float32, factors of the tokens' losses, whose plain sum over an optimizer step is the wanted mean.
         prefixes: int64 [num_sequences], how many of its first tokens a sequence has no rows for: the one before it
             begins with the same, and may lack rows too (`slime.train.packing.shared_rows`). None: all are whole.
-        is_padding: bool, behind the end of a sequence, or of a whole micro-batch without any.
-        loss_mask: float32, 0 on prompt, padding and each sequence's last position.
-        loss_weights: float32, factors of the tokens' losses, whose plain sum over an optimizer step is the wanted mean.
         columns, recorded: those of `TrainSample`, aligned with `tokens`; columns float32 or int32, 0 where masked.
-        sample_ids: index into the step's list of TrainSamples, one per sequence.
         attempt_sizes: sequences of each attempt, which are neighbours; None where micro-batches may divide attempts.
     """
 
-    tokens: np.ndarray
-    labels: np.ndarray
-    position_ids: np.ndarray
-    cu_seqlens: np.ndarray
-    is_padding: np.ndarray
-    loss_mask: np.ndarray
+    tokens: np.ndarray  # int64 ids of the input
+    labels: np.ndarray  # int64 ids of what follows, 0 where nothing is predicted
+    position_ids: np.ndarray  # int64, restart at 0 in every sequence that is whole
+    cu_seqlens: np.ndarray  # int32 [num_sequences + 1], *padded* borders, multiples of the packing alignment
+    is_padding: np.ndarray  # bool, after the end of a sequence, or of a whole micro-batch without any
+    loss_mask: np.ndarray  # float32, 0 on prompt, padding and each sequence's last position
     loss_weights: np.ndarray
-    sample_ids: Sequence[int]
+    sample_ids: Sequence[int]  # index into the step's list of TrainSamples, one per sequence
     prefixes: np.ndarray | None = None
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     attempt_sizes: Sequence[int] | None = None
@@ -298,11 +244,10 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one optimizer step trains on, whole or the share of one data-parallel rank.
+    """Sequences of one optimizer step, whole or the share of one data-parallel rank.
 
     Attributes:
-        micro_batches: [data-parallel rank][micro-batch]; every rank has the same number of them. A share has its own
-            rank's alone, and none at the others' places.
+        micro_batches: [data-parallel rank][micro-batch], as many for every rank; a share has those of its rank alone.
         num_tokens, num_loss_tokens: over all ranks, of a share too; without padding, a shared token for each sequence.
     """
 
@@ -311,33 +256,23 @@ class Batch:
     num_loss_tokens: int
 
     def share(self, rank: int) -> Batch:
-        """What data-parallel rank `rank` needs of the batch."""
+        """The part that data-parallel rank `rank` needs."""
         own = tuple(of_rank if number == rank else () for number, of_rank in enumerate(self.micro_batches))
         return dataclasses.replace(self, micro_batches=own)
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """Proof that every engine holds exactly the published bytes of one weight version.
+    """Proof that every engine holds exactly the published bytes of one weight version."""
 
-    Attributes:
-        version: the weight version all engines now answer with.
-        num_tensors, num_bytes: of the published set.
-        num_bytes_sent: what left the publisher: of a delta far less.
-        fingerprint: of its names, shapes, dtypes and bytes, whatever their order.
-        engines: the URL of each engine that proved it.
-        seconds: wall time by phase (gather, fill, digest, send, verify, ...); of the slowest publisher.
-        rates: GB/s at which each source sent what is broadcast, by its name.
-    """
-
-    version: int
+    version: int  # that all engines now answer with
     num_tensors: int
     num_bytes: int
-    num_bytes_sent: int
-    fingerprint: str
-    engines: tuple[str, ...]
-    seconds: Mapping[str, float]
-    rates: Mapping[str, float] = field(default_factory=dict)
+    num_bytes_sent: int  # what left the publisher: far less of a delta
+    fingerprint: str  # of names, shapes, dtypes and bytes, whatever their order
+    engines: tuple[str, ...]  # the URL of each engine that proved it
+    seconds: Mapping[str, float]  # wall time by phase (gather, fill, digest, send, ...), of the slowest publisher
+    rates: Mapping[str, float] = field(default_factory=dict)  # GB/s of each source of a broadcast, by its name
 
     @classmethod
     def merged(cls, receipts: Sequence[Receipt]) -> Receipt:

@@ -23,7 +23,7 @@ class WorkerPool(Pool):
 
 
 class _Section(Protocol):
-    """A section of the config that chooses what runs in workers, and bounds them: `reward`, `rollout.program`."""
+    """`reward` or `rollout.program`: a section of the config that bounds workers."""
 
     options: dict[str, Any]
     memory_mb: int
@@ -43,7 +43,7 @@ def pool_of(
     log: Path | None,
     hidden: Sequence[Path],
 ) -> WorkerPool:
-    """A pool, not started yet, whose workers each run what a plugin contributes.
+    """A pool, not started yet, whose workers each run a plugin's contribution.
 
     Args:
         key: of the section, named in errors.

@@ -1,1 +1,1 @@
-"""What is learnt: the objectives with their formulas, advantages, and the stages that a run goes through."""
+"""Learning: the objectives with their formulas, advantages, and the stages of a run."""

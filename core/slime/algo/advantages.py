@@ -1,4 +1,4 @@
-"""Advantages of groups, GRPO's own estimator."""
+"""Advantages relative to a group: GRPO's estimator."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ class GroupMean:
     """A reward relative to those of its group (`group_advantages`)."""
 
     normalize_std: bool
-
-    @property
-    def min_samples(self) -> int:
-        return 2
+    min_samples = 2
 
     def advantages(self, groups: Sequence[Sequence[Attempt]]) -> Sequence[Sequence[float]]:
         return [group_advantages([attempt.reward for attempt in group], self.normalize_std) for group in groups]
@@ -41,8 +38,8 @@ def group_advantages(rewards: Sequence[float], normalize_std: bool) -> list[floa
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
-    """Rewards minus their mean, which is rounded where they are large: what that leaves is taken off, too, or equal
-    ones would teach something."""
+    """Rewards minus their mean. The mean is rounded where they are large, so the rest is taken off, too, or equal ones
+    would teach something."""
     mean = math.fsum(rewards) / len(rewards)
     values = [reward - mean for reward in rewards]
     rest = math.fsum(values) / len(values)

@@ -8,7 +8,6 @@ With other keys it is also DAPO (clip-higher, token mean; arXiv 2503.14476), dua
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,15 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Grpo(PolicyGradient):
-    """Of its metrics, clip_fraction, clip_low_fraction and clip_high_fraction are shares of loss tokens."""
+    """Metrics beside those of `PolicyGradient`: clip_fraction and its two parts are shares of loss tokens."""
 
     clip_low: float
     clip_high: float
     clip_dual: float | None
-
-    @property
-    def sees(self) -> Sequence[str]:
-        return "clip_fraction", "clip_low_fraction", "clip_high_fraction"
+    sees = ("clip_fraction", "clip_low_fraction", "clip_high_fraction")
 
     def surrogate(self, logprobs: Tensor, old: Tensor, inputs: LossInputs) -> Surrogate:
         from slime.algo.losses import policy_loss

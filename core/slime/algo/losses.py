@@ -16,16 +16,11 @@ MAX_KL = 10.0
 
 
 class Clips(NamedTuple):
-    """Where a bound took a token's gradient: 1.0, elsewhere 0.0. No token is in two of them.
+    """1.0 where a bound took a token's gradient, elsewhere 0.0. No token is in two of them."""
 
-    Attributes:
-        low, high: the ratio lies below 1 - clip_low (negative advantage), or above 1 + clip_high (positive one).
-        dual: the ratio of a negative advantage lies above the dual clip, or above exp(`MAX_LOG_RATIO`).
-    """
-
-    low: Tensor
-    high: Tensor
-    dual: Tensor
+    low: Tensor  # the ratio lies below 1 - clip_low (negative advantage)
+    high: Tensor  # the ratio lies above 1 + clip_high (positive advantage)
+    dual: Tensor  # the ratio of a negative advantage lies above the dual clip, or above exp(`MAX_LOG_RATIO`)
 
 
 def bounded_ratio(log_ratio: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What losses of policy optimisation have in common: all but how much a token's advantage counts, the surrogate.
+"""The common part of losses of policy optimisation: all but the surrogate, which weighs a token's advantage.
 
     L = E_t [ w_t surrogate_t ] - entropy_coef H + kl_coef KL(pi, ref)        w = pi_old / pi_engine
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OLD_LOGPROBS, REF_LOGPROBS = "old_logprobs", "ref_logprobs"
-RATIO = ("ratio_mean", "approx_kl")
-ENGINE = ("logprob_diff_mean", "engine_kl", "current_share")
 WEIGHT, KEPT_WEIGHT = "weight", "kept_weight"
 """Sums over an optimizer step, where what is rejected leaves the mean."""
 OUTSIDE_SHARE = {Importance.truncate: "importance_truncated_share", Importance.mask: "importance_masked_share"}
@@ -38,15 +36,10 @@ MEASURED_ON = {
 
 
 class Surrogate(NamedTuple):
-    """Of [t] tokens, to be minimised.
+    """A term of [t] tokens, to be minimised."""
 
-    Attributes:
-        loss: with gradient.
-        seen: by metric, a number for each token, of which the metric is the mean over loss tokens.
-    """
-
-    loss: Tensor
-    seen: Mapping[str, Tensor]
+    loss: Tensor  # with gradient
+    seen: Mapping[str, Tensor]  # by metric, a number for each token; the metric is the mean over loss tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +51,13 @@ class PolicyGradient(ABC):
     - loss, pg_loss: as `algo.loss_mean` weighs tokens;
     - entropy, kl (to the reference), approx_kl (from the old policy): nats a loss token;
     - ratio_mean (to the old policy) and what `surrogate` saw: over loss tokens;
-    - stale_share: the share of the loss tokens that others than the current weights generated;
-    - logprob_diff_mean, logprob_diff_max, engine_kl (engine against trainer, nats): over the loss tokens that the
-      current weights generated; with `rollout_logprobs_as_old` over those of the first optimizer step of a rollout
-      alone, as nobody computes the trainer's log-probs of the others before the weights move;
+    - stale_share: of loss tokens that others than the current weights generated;
+    - logprob_diff_mean, logprob_diff_max, engine_kl (engine against trainer, nats): over loss tokens of the current
+      weights; with `rollout_logprobs_as_old` in the first optimizer step of a rollout alone, as later ones have no
+      log-probs of the trainer from before the weights moved;
     - importance_ratio_mean, importance_ratio_max: over the tokens that are corrected; importance_truncated_share or
       importance_masked_share: over loss tokens;
-    - rejected_share: of the loss tokens, where sequences may be rejected.
+    - rejected_share: of loss tokens, where sequences may be rejected.
     """
 
     entropy_coef: float
@@ -81,20 +74,17 @@ class PolicyGradient(ABC):
     opsm_bound: float | None
     rejected_in_mean: bool
     rollout_logprobs_as_old: bool
+    trains_on = TrainsOn.rollouts
 
     @property
     @abstractmethod
     def sees(self) -> Sequence[str]:
-        """The metrics of its surrogate."""
+        """Metrics of the surrogate."""
 
     @abstractmethod
     def surrogate(self, logprobs: Tensor, old: Tensor, inputs: LossInputs) -> Surrogate:
-        """What the advantages (column `slime.types.ADVANTAGES`) make of each token.
-
-        Args:
-            logprobs: [t] of the policy, with gradient.
-            old: [t] of the policy before the first optimizer step, or of the engines (`rollout_logprobs_as_old`).
-        """
+        """The surrogate from [t] log-probs: of the policy, with gradient, and `old` ones, from before the first step or
+        of the engines (`rollout_logprobs_as_old`)."""
 
     @property
     def rejects(self) -> bool:
@@ -102,12 +92,8 @@ class PolicyGradient(ABC):
 
     @property
     def entropy_gradient(self) -> bool:
-        """Also of a subclass with a loss of its own, which may read them."""
+        """A subclass with a loss of its own may read entropies."""
         return self.entropy_coef != 0 or type(self).loss is not PolicyGradient.loss
-
-    @property
-    def trains_on(self) -> TrainsOn:
-        return TrainsOn.rollouts
 
     @property
     def needs(self) -> Sequence[Column]:
@@ -131,15 +117,14 @@ class PolicyGradient(ABC):
         return ROLLOUT_LOGPROBS if self.rollout_logprobs_as_old else OLD_LOGPROBS
 
     def metrics(self, columns: Collection[str]) -> Metrics:
-        others: tuple[str, ...] = ("stale_share", *(("kl",) if REF_LOGPROBS in columns else ()))
-        others += ("rejected_share",) if self.rejects else ()
+        means = ["entropy", *self.sees, "ratio_mean", "approx_kl", "stale_share"]
+        means += ["kl"] * (REF_LOGPROBS in columns) + ["rejected_share"] * self.rejects
         if OLD_LOGPROBS not in columns:
-            return Metrics(("loss", "pg_loss"), ("entropy", *self.sees, *RATIO, *others))
-        means: tuple[str, ...] = ("entropy", *self.sees, *RATIO, *others, *ENGINE)
-        maxima: tuple[str, ...] = ("logprob_diff_max",)
+            return Metrics(("loss", "pg_loss"), means)
+        means, maxima = [*means, "logprob_diff_mean", "engine_kl", "current_share"], ["logprob_diff_max"]
         if not self.rollout_logprobs_as_old:
-            means += ("importance_ratio_mean", "corrected_share", OUTSIDE_SHARE[self.importance])
-            maxima += ("importance_ratio_max",)
+            means += ["importance_ratio_mean", "corrected_share", OUTSIDE_SHARE[self.importance]]
+            maxima += ["importance_ratio_max"]
         return Metrics(("loss", "pg_loss"), means, maxima, MEASURED_ON)
 
     @property
@@ -147,7 +132,7 @@ class PolicyGradient(ABC):
         return () if self.rejected_in_mean else (Source.policy,)
 
     def step_sums(self, inputs: LossInputs) -> Mapping[str, Tensor]:
-        """The weights of all loss tokens, and of those that no correction rejects which is known before the step."""
+        """The weights of all loss tokens, and of those that no correction known before the step rejects."""
         if self.rejected_in_mean:
             return {}
         from slime.algo.losses import importance_weights
@@ -161,8 +146,9 @@ class PolicyGradient(ABC):
         return {WEIGHT: weights.sum(), KEPT_WEIGHT: (weights * kept).sum()}
 
     def loss(self, scores: Tensor, inputs: LossInputs) -> LossTerms:
-        logprobs, entropy = scores
-        columns = inputs.columns
+        from slime.algo.losses import kl_penalty, unbiased_kl
+
+        (logprobs, entropy), columns = scores, inputs.columns
         old = columns[self._old]
         pg_loss, seen = self.surrogate(logprobs, old, inputs)
         counted = {"entropy": entropy.detach(), **seen, **_ratio_to_old((logprobs - old).detach())}
@@ -185,19 +171,14 @@ class PolicyGradient(ABC):
             pg_loss = pg_loss * (whole / left).where(left > 0, 1.0)
         loss = pg_loss - self.entropy_coef * inputs.weighted(entropy)
         if self.kl_coef is not None:
-            kl, penalty = self._kl(logprobs, old, columns[REF_LOGPROBS])
+            estimator = KlEstimator.k1 if self.kl_in is KlIn.reward else self.kl_estimator
+            kl = penalty = kl_penalty(logprobs - columns[REF_LOGPROBS], estimator)
+            if self.kl_unbiased:
+                penalty = unbiased_kl(kl, logprobs - old, estimator)
             sums["kl"] = inputs.count(kl.detach())
             if self.kl_coef and self.kl_in is KlIn.loss:
                 loss = loss + self.kl_coef * inputs.weighted(penalty)
         return LossTerms(loss, {"loss": loss, "pg_loss": pg_loss}, sums, maxima)
-
-    def _kl(self, logprobs: Tensor, old: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-        """[t] the estimate, and what it is as a penalty."""
-        from slime.algo.losses import kl_penalty, unbiased_kl
-
-        estimator = KlEstimator.k1 if self.kl_in is KlIn.reward else self.kl_estimator
-        kl = kl_penalty(logprobs - reference, estimator)
-        return kl, unbiased_kl(kl, logprobs - old, estimator) if self.kl_unbiased else kl
 
     def _corrected(self, inputs: LossInputs) -> Tensor:
         """[t] 1 where a token has an importance weight."""
@@ -213,7 +194,7 @@ class PolicyGradient(ABC):
         return kept
 
     def _kept_sequences(self, inputs: LossInputs) -> Tensor:
-        """The same of what is known before the step: without `opsm_bound`."""
+        """[t] 1, or 0 by the bounds that are known before the step, so without `opsm_bound`."""
         columns, kept = inputs.columns, inputs.loss_mask.clone().fill_(1)
         if not self.rollout_logprobs_as_old:
             log_weight = columns[OLD_LOGPROBS] - columns[ROLLOUT_LOGPROBS]

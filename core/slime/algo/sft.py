@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slime.objective import Column, LossInputs, LossTerms, Metrics, TrainsOn
+from slime.objective import LossInputs, LossTerms, Metrics, TrainsOn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,15 +16,9 @@ if TYPE_CHECKING:
 class Sft:
     """Mean negative log-likelihood of the response tokens (Ouyang et al. 2022, arXiv 2203.02155, section 3.5)."""
 
+    trains_on = TrainsOn.demonstrations
+    needs = ()
     entropy_gradient = False
-
-    @property
-    def trains_on(self) -> TrainsOn:
-        return TrainsOn.demonstrations
-
-    @property
-    def needs(self) -> Sequence[Column]:
-        return ()
 
     def metrics(self, columns: Collection[str]) -> Metrics:
         return Metrics(means=("loss", "entropy"))

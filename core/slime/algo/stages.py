@@ -1,7 +1,4 @@
-"""The stages of a run, in order, and what each asks of it: the one place that knows what `algo.name` stands for.
-
-`slime plan` and a run ask the same values. No torch.
-"""
+"""The stages of a run, in order, with the objective and the estimator that `algo` chooses. No torch."""
 
 from __future__ import annotations
 
@@ -24,33 +21,32 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SHARED_KEYS = ("name", "options", "advantage", "advantage_options", "loss_mean", "mask_truncated", "critic", "teacher")
-"""Of `algo`, those that act whatever is chosen. The others are keywords of the objectives and estimators that know
+"""Keys of `algo` that act whatever is chosen. The others are keywords of the objectives and estimators that know
 them."""
 ONE_STEP = "without train.steps_per_rollout or train.epochs_per_rollout above 1"
-"""Why what compares with the weights before the first optimizer step of a rollout does nothing: they are the same."""
+"""Why a comparison with the weights before the first optimizer step of a rollout does nothing: they are the same."""
 
 
 @runtime_checkable
 class MakesColumns(Protocol):
-    """An objective that makes columns itself, with the source `rollout`, from what a step trains on. Advantages are not
-    known then."""
+    """An objective that makes columns itself, with the source `rollout`, before advantages are known."""
 
     @property
     def makes(self) -> Collection[str]:
-        """Their names."""
+        """Names of the columns."""
 
     def make_columns(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
-        """The same samples with them (`TrainSample.with_columns`). Called in the driver, in a thread, before samples
-        are packed; finite wherever the loss mask is not 0. `TrainSample.row` has what else their rows hold."""
+        """Samples with the columns (`TrainSample.with_columns`), finite wherever the loss mask is not 0. Called in the
+        driver, in a thread, before samples are packed."""
 
 
 def of_data(objective: Objective) -> list[str]:
-    """The columns that it reads from the data set."""
+    """Names of the columns that an objective reads from the data set."""
     return [column.name for column in objective.needs if column.source is Source.data]
 
 
 def with_columns(objective: Objective, samples: Sequence[TrainSample]) -> list[TrainSample]:
-    """The samples with the columns that the objective reads from the data set, and those that it makes itself."""
+    """Samples with the columns that the objective reads from the data set, and those that it makes itself."""
     if names := of_data(objective):
         import numpy as np
 
@@ -65,23 +61,22 @@ def with_columns(objective: Objective, samples: Sequence[TrainSample]) -> list[T
 
 @runtime_checkable
 class HasIdleOptions(Protocol):
-    """An objective or estimator some of whose own options (`algo.options`, `algo.advantage_options`) act on nothing in
-    some runs."""
+    """An objective or estimator whose own options (`algo.options`, `algo.advantage_options`) may act on nothing."""
 
     def idle_options(self, train: TrainConfig) -> Mapping[str, str]:
-        """By name, those that do nothing in a run with this section `train`, and why: they do nothing "without ..."
-        or "with ...". One of them that somebody sets is refused in these words. No torch."""
+        """Name -> why the option does nothing in a run with this section `train`: "without ..." or "with ...". To set
+        one is refused in these words. No torch."""
 
 
 def idle_options(algo: AlgoConfig, train: TrainConfig) -> dict[str, str]:
-    """By key, the options of the chosen objective and estimator that do nothing, and why."""
+    """Key -> why it does nothing, of the options of the chosen objective and estimator."""
     chosen = {"algo.options": objective_of(algo), "algo.advantage_options": estimator_of(algo)}
     declaring = {home: each for home, each in chosen.items() if isinstance(each, HasIdleOptions)}
     return {f"{home}.{name}": why for home, each in declaring.items() for name, why in each.idle_options(train).items()}
 
 
 def made_by(objective: Objective) -> Collection[str]:
-    """The columns that `with_columns` adds."""
+    """Names of the columns that `with_columns` adds."""
     return (*of_data(objective), *(objective.makes if isinstance(objective, MakesColumns) else ()))
 
 
@@ -94,20 +89,20 @@ class HasStepSums(Protocol):
         """Sources of the columns that `step_sums` reads: they take a pass also where the model computes them anyway."""
 
     def step_sums(self, inputs: LossInputs) -> Mapping[str, Tensor]:
-        """What a micro-batch adds to each: scalars without gradient, of the same names in all. Called for every one
-        before the first forward pass, with the columns that are known then: of the samples, and of passes before.
-        `loss` finds the sums over the micro-batches of all ranks in `LossInputs.step_sums`."""
+        """Scalars of a micro-batch without gradient, of the same names in all. Called for every one before the first
+        forward pass, with the columns of the samples and of earlier passes. `loss` finds the sums over the
+        micro-batches of all ranks in `LossInputs.step_sums`."""
 
 
 @runtime_checkable
 class PenalisesRewards(Protocol):
-    """An objective that takes something from rewards, before advantages are made of them: from that of each token where
-    a critic learns, and otherwise the sum over its loss tokens from that of an attempt, before it is compared."""
+    """An objective that takes something from rewards, before advantages are made of them: from the reward of each token
+    where a critic learns, else the sum over its loss tokens from the reward of an attempt."""
 
     @property
     def penalised_by(self) -> Collection[str]:
-        """Names of the columns that `penalties` reads, [t] each; empty: it takes nothing. One of the policy takes a
-        pass also where the model computes it anyway."""
+        """Names of the columns that `penalties` reads, [t] each; empty: it takes nothing. A column of the policy takes
+        a pass also where the model computes it anyway."""
 
     def penalties(self, columns: Mapping[str, Tensor]) -> Tensor:
         """[t] in units of the reward, from these columns, which are 0 where the loss mask is."""
@@ -115,22 +110,14 @@ class PenalisesRewards(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """Steps of one kind, with one objective.
+    """Steps of one kind, with one objective."""
 
-    Attributes:
-        name: `SFT` or `RL`.
-        num_steps: of the stage, from its beginning.
-        optimizer_steps: that the samples of one step are split into.
-        epochs: how often a step trains on them.
-        algo: what chooses its estimator, where it reinforces.
-    """
-
-    name: str
+    name: str  # `SFT` or `RL`
     objective: Objective
-    num_steps: int
-    optimizer_steps: int = 1
-    epochs: int = 1
-    algo: AlgoConfig | None = None
+    num_steps: int  # of the stage, from its beginning
+    optimizer_steps: int = 1  # that the samples of one step are split into
+    epochs: int = 1  # how often a step trains on them
+    algo: AlgoConfig | None = None  # chooses the estimator of a stage that reinforces
 
     @property
     def reinforces(self) -> bool:
@@ -139,23 +126,22 @@ class Stage:
 
     @property
     def estimator(self) -> CriticEstimator | None:
-        """Of its advantages, where that has a critic learn beside the policy."""
+        """The estimator of advantages, where a critic learns beside the policy."""
         found = estimator_of(self.algo) if self.algo else None
         return found if isinstance(found, CriticEstimator) else None
 
     @property
     def penalised_by(self) -> Collection[str]:
-        """Columns that what is taken from rewards is made of; empty: nothing is."""
+        """See `PenalisesRewards`; empty: nothing is taken from rewards."""
         return self.objective.penalised_by if isinstance(self.objective, PenalisesRewards) else ()
 
     @property
     def penalises_attempts(self) -> bool:
-        """Whether it is taken in the driver, as no critic learns of it."""
+        """Whether penalties are taken in the driver, as no critic learns of them."""
         return bool(self.penalised_by) and self.estimator is None
 
     @property
     def trains_on_pairs(self) -> bool:
-        """Whether a row has two answers."""
         return self.objective.trains_on is TrainsOn.pairs
 
     def needs(self, source: Source) -> bool:
@@ -163,13 +149,9 @@ class Stage:
         return any(column.source is source for column in self.objective.needs)
 
     def passes(self, optimizer_steps: int) -> list[Source]:
-        """Whose log-probs take a pass without gradient over what a step trains on, before its first optimizer step.
-
-        Before the only one, those of the policy are what the model computes anyway, unless they are read earlier.
-
-        Args:
-            optimizer_steps: of the step, over all epochs.
-        """
+        """Models whose log-probs take a pass without gradient over the samples of a step, before its first optimizer
+        step (of `optimizer_steps`, over all epochs). Before the only one the policy takes none, unless its log-probs
+        are read earlier."""
         asked = {column.source for column in self.objective.needs if not column.optional}
         early = {*self.objective.early} if isinstance(self.objective, HasStepSums) else set()
         early |= {column.source for column in self.objective.needs if column.name in self.penalised_by}
@@ -179,13 +161,12 @@ class Stage:
 
     @property
     def num_passes(self) -> int:
-        """Passes without gradient over what a step trains on."""
         return len(self.passes(self.optimizer_steps * self.epochs))
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Those of a run, in order."""
+    """The stages of a run, in order."""
 
     all: tuple[Stage, ...]
 
@@ -197,12 +178,10 @@ class Stages:
 
     @property
     def reinforces(self) -> bool:
-        """Whether there is a reinforcement-learning stage."""
         return any(stage.reinforces for stage in self.all)
 
     @property
     def have_critic(self) -> bool:
-        """Whether some stage has a critic learn."""
         return any(stage.estimator is not None for stage in self.all)
 
     @property
@@ -213,7 +192,6 @@ class Stages:
 
     @property
     def num_passes(self) -> int:
-        """Of the stage that has the most."""
         return max((stage.num_passes for stage in self.all), default=0)
 
     def needs(self, source: Source) -> bool:
@@ -223,11 +201,7 @@ class Stages:
 
 def run_stages(cfg: SlimeConfig) -> Stages:
     """Demonstrations first, where `sft.num_steps` asks for them or the objective learns from nothing else; then
-    reinforcement learning.
-
-    Raises:
-        SlimeError: no objective of that name is installed, or it cannot be created.
-    """
+    reinforcement learning. Raises SlimeError if no objective of that name is installed, or it cannot be created."""
     chosen = objective_of(cfg.algo)
     reinforces = chosen.trains_on is TrainsOn.rollouts
     found = []
@@ -246,11 +220,8 @@ def policy_steps(cfg: SlimeConfig) -> int:
 
 
 def objective_of(algo: AlgoConfig) -> Objective:
-    """The chosen objective, with its options and the keys of `algo` that it knows.
-
-    Raises:
-        SlimeError: none of that name is installed, or its factory raised.
-    """
+    """The chosen objective, with its options and the keys of `algo` that it knows. Raises SlimeError if none of that
+    name is installed, or its factory raised."""
     item = plugins.load().objectives.get(algo.name)
     made: Objective = _made(item, Objective, shared_with(algo, item), algo.options, "algo.options")
     return made
@@ -281,20 +252,19 @@ def _made(item: Contribution, contract: Any, shared: Mapping[str, Any], options:
 
 
 def shared_with(algo: AlgoConfig, item: Contribution) -> Mapping[str, Any]:
-    """The keys of `algo` that an objective or estimator takes as keywords, because its schema has fields of their
-    names."""
+    """Keys and values of `algo` that are keywords of a contribution, as its schema has fields of their names."""
     schema = plugins.load().schemas.get(f"{item.kind}/{item.name}")
     known = {field.name for field in dataclasses.fields(schema)} if schema else set()
     return {key: getattr(algo, key) for key in keys_with_readers() if key in known}
 
 
 def keys_read(algo: AlgoConfig) -> set[str]:
-    """Those of `keys_with_readers` that the chosen objective or the chosen estimator takes."""
+    """Keys of `keys_with_readers` that the chosen objective or the chosen estimator takes."""
     installed = plugins.load()
     chosen = (installed.objectives.get(algo.name), installed.estimators.get(algo.advantage))
     return {key for item in chosen for key in shared_with(algo, item)}
 
 
 def keys_with_readers() -> list[str]:
-    """The keys of `algo` that belong to the objectives and estimators which know them."""
+    """Keys of `algo` that belong to the objectives and estimators which know them."""
     return [field.name for field in dataclasses.fields(AlgoConfig) if field.name not in SHARED_KEYS]

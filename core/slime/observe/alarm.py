@@ -13,17 +13,13 @@ from slime.topology.engines import EngineGroup
 def alarm(
     limit: float | None, groups: Iterable[EngineGroup], values: Mapping[str, float], step: int
 ) -> SlimeError | None:
-    """What is wrong, or None: the mean difference is above the limit.
-
-    Args:
-        limit: `observe.logprob_alarm`.
-        groups: of engines.
-        values: metrics of the step, with `gap/...` where an explanation could tell what makes the difference.
-    """
+    """The problem where the mean difference is above `observe.logprob_alarm`, or None. The step's metrics have
+    `gap/...` where an explanation found a cause of the difference."""
     found = values.get(LOGPROB_DIFF)  # None if all tokens are of older weights
     if not limit or found is None or found <= limit:
         return None
-    kv_cache = ", ".join(_kv_caches(groups))
+    kv_caches = dict.fromkeys(str(group.sglang.get("kv_cache_dtype", "auto")) for group in groups)
+    kv_cache = ", ".join(dtype for dtype in kv_caches if dtype != "auto")
     what = f"engine and trainer differ by {found:.4f} nats a token, more than observe.logprob_alarm={limit:g}"
     settings = f"their precision{f' (kv_cache_dtype is {kv_cache})' if kv_cache else ''}, rotary and sampling settings"
     todo = f"Compare {settings}; raise the alarm only if the gap is expected."
@@ -32,9 +28,3 @@ def alarm(
         what += ": " + ", ".join(f"{causes[name].label} {value:.4f}" for name, value in measured.items())
         todo = causes[max(measured, key=lambda name: measured[name])].todo.replace("{settings}", settings)
     return SlimeError(what, where=f"step {step}", todo=todo)
-
-
-def _kv_caches(groups: Iterable[EngineGroup]) -> list[str]:
-    """What engines keep keys and values in, where somebody set it."""
-    asked = (str(group.sglang.get("kv_cache_dtype", "auto")) for group in groups)
-    return [dtype for dtype in dict.fromkeys(asked) if dtype != "auto"]

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from io import BytesIO, FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from slime import files
@@ -33,8 +32,8 @@ REWARD_STD, ZERO_VARIANCE = "rollout/reward_std", "rollout/zero_variance_share"
 TRUNCATED = "rollout/truncated_share"
 TOKENS_PER_S, LOGPROB_DIFF = "tokens_per_s", "train/logprob_diff_mean"
 SAVING = "seconds/checkpoint"
-"""Names that the progress display, the report and the alarms look for. A checkpoint is saved between two steps;
-its time stands in the row of the later one, and is no part of `seconds/step`."""
+"""Names that the progress display, the report and the alarms look for. A checkpoint is saved between two steps; its
+time is in the row of the later one, and no part of `seconds/step`."""
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
@@ -46,11 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Writes the metrics of one run, as a subscriber of its events; a context manager that closes the file.
-
-    Args:
-        run: the run directory, held by this process.
-    """
+    """Writes the metrics of one run, as a subscriber of its events; a context manager that closes the file."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -73,46 +68,38 @@ class MetricsLog:
         self._run.hold(self._file, self._run.metrics)
 
     def _write(self, step: Step) -> None:
-        """Append one row; it is in the operating system's hands when this returns.
-
-        Raises:
-            SlimeError: the disk is full, or this is no longer the file that the run opened.
-        """
+        """Append one row; it is in the operating system's hands when this returns. Raises SlimeError if the disk is
+        full, or this is no longer the file that the run opened."""
         assert self._file, "restored before the first step"
         assert step.stage in STAGES, f"stage {step.stage}"
         row = {"stage": step.stage, "step": step.step, "time": round(step.time, 3)}
         assert not row.keys() & step.values.keys(), "a metric has the name of a column"
         self._run.require_intact()
-        _warn_not_finite(step.stage, step.step, step.values)
+        if odd := [f"{name} = {value}" for name, value in step.values.items() if not math.isfinite(value)]:
+            log.warning("%s step %d: not a finite number: %s", step.stage, step.step, ", ".join(odd))
+        row |= {name: value if math.isfinite(value) else json.dumps(value) for name, value in step.values.items()}
         with files.disk_errors(self._run.metrics):
-            _write_all(self._file, json.dumps(row | {name: _to_json(value) for name, value in step.values.items()}))
+            rest = json.dumps(row).encode() + b"\n"
+            while rest:  # a full disk may take part of it before it refuses the rest
+                rest = rest[self._file.write(rest) :]
 
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file:
             self._file.close()
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Every row of a metrics.jsonl, oldest first; values are floats again. A torn last line is left out.
-
-    Raises:
-        SlimeError: a line is not a row.
-    """
+    """Every row of a metrics.jsonl, oldest first; values are floats again. A torn last line is left out. Raises
+    SlimeError if a line is not a row."""
     return [row for row, _ in read_lines(path)]
 
 
 def read_lines(path: Path, skipped: int = 0) -> Iterator[tuple[Row, bytes]]:
     """Rows with their raw lines, but the first `skipped` bytes, which must be whole lines; a kill can tear only the
-    last line.
-
-    Raises:
-        SlimeError: a line is not a row.
-    """
+    last line. Raises SlimeError if a line is not a row."""
     with path.open("rb") if path.exists() else BytesIO() as file:
         file.seek(skipped)
         lines = file.read().splitlines(keepends=True)
@@ -123,7 +110,7 @@ def read_lines(path: Path, skipped: int = 0) -> Iterator[tuple[Row, bytes]]:
             before = path.read_bytes()[:skipped].count(b"\n")
             where, todo = f"{path}:{before + number}", "Repair or delete the line."
             raise SlimeError("this line is not a row of metrics", where=where, todo=todo)
-        yield {name: _from_json(value) for name, value in row.items()}, line
+        yield {name: float(value) if value in NOT_FINITE else value for name, value in row.items()}, line
 
 
 def _row(line: bytes) -> Row | None:
@@ -152,25 +139,3 @@ def _truncate(run: RunDir, resumed: Position | None) -> None:
 def _place(position: Position) -> tuple[int, int]:
     stage, step = position
     return STAGES.index(stage), step
-
-
-def _warn_not_finite(stage: str, step: int, values: Mapping[str, float]) -> None:
-    if names := [f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)]:
-        log.warning("%s step %d: not a finite number: %s", stage, step, ", ".join(names))
-
-
-def _to_json(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
-def _from_json(value: Any) -> Any:
-    return float(value) if value in NOT_FINITE else value
-
-
-def _write_all(file: FileIO, text: str) -> None:
-    """Write a line; a full disk may take part of it before it refuses the rest."""
-    rest = text.encode() + b"\n"
-    while rest:
-        rest = rest[file.write(rest) :]

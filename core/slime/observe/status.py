@@ -1,4 +1,4 @@
-"""`status.json`: how a run stands, when it began, and by which slime, for whoever was not there."""
+"""`status.json`: the state of a run, when it began, and by which slime."""
 
 from __future__ import annotations
 
@@ -23,26 +23,15 @@ RUNNING, KILLED = "running", "killed"
 
 @dataclass(frozen=True)
 class Status:
-    """Of one run.
+    """The status of one run."""
 
-    Attributes:
-        state: a `slime.types.RunStatus`, `running`, or `killed`: it said that it runs, and no process does. Empty: not
-            known.
-        said: the line that it failed with.
-        started: Unix seconds, of its first session; 0: not known.
-        sessions: how often it was started.
-        host: that the driver ran on.
-        slime: version.
-        commit: of slime's checkout; empty if it is installed otherwise.
-    """
-
-    state: str = ""
-    said: str = ""
-    started: float = 0.0
-    sessions: int = 0
-    host: str = ""
-    slime: str = ""
-    commit: str = ""
+    state: str = ""  # a `slime.types.RunStatus`, `running`, `killed` (no process runs it); empty: not known
+    said: str = ""  # the line that it failed with
+    started: float = 0.0  # Unix seconds, of its first session; 0: not known
+    sessions: int = 0  # how often it was started
+    host: str = ""  # that the driver ran on
+    slime: str = ""  # version
+    commit: str = ""  # of slime's checkout; empty if it is installed otherwise
 
 
 class StatusFile:
@@ -72,7 +61,7 @@ def _write(run: RunDir, status: Status) -> None:
 
 
 def read(folder: Path) -> Status:
-    """Of the run directory `folder`; of one that has no such file, nothing is known."""
+    """The status of the run directory `folder`; without such a file nothing is known."""
     status = _written(folder)
     while status.state == RUNNING and not _is_held(folder / LOCK):
         if (now := _written(folder)) == status:  # else it has ended since, which it says before it lets go

@@ -17,8 +17,8 @@ class StepLog:
         self._late: dict[str, float] = {}
 
     def late(self, values: Mapping[str, float]) -> None:
-        """Metrics that were measured after their step's row was written, as those of a checkpoint, which must not come
-        before its step's metrics: the next step's row has them, those of one name added up."""
+        """Metrics that were measured after their step's row was written, such as those of a checkpoint: the next step's
+        row has them, those of one name added up."""
         for name, value in values.items():
             self._late[name] = self._late.get(name, 0.0) + value
 
@@ -30,7 +30,7 @@ class StepLog:
         self._publish(stage, step, row, complete=True)
 
     def incomplete(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        """What was measured of a step that an alarm ends, or before the first step."""
+        """Metrics of a step that an alarm ends, or from before the first step."""
         self._publish(stage, step, values, complete=False)
 
     def _publish(self, stage: str, step: int, values: Mapping[str, float], *, complete: bool) -> None:

@@ -1,4 +1,4 @@
-"""Where the wall time of one step goes."""
+"""The wall time of one step, by phase."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stopwatch:
             self.add(phase, time.perf_counter() - started)
 
     def add(self, phase: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere, a trainer rank for instance, inside this step's wall time."""
+        """Count seconds inside this step's wall time that were measured elsewhere, as by a trainer rank."""
         self._phases[phase] = self._phases.get(phase, 0.0) + seconds
 
     def add_all(self, values: Mapping[str, float]) -> None:
@@ -49,6 +49,3 @@ class Stopwatch:
         wall = time.perf_counter() - self._started
         phases = self._phases | {"other": wall - sum(self._phases.values()), "step": wall}
         return {f"seconds/{name}": value for name, value in phases.items()}
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {seconds:.3f} s" for name, seconds in self._phases.items())

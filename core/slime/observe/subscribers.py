@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slime.types import TrackedRun
 
 PATIENCE_S = 60.0
-"""How long a subscriber may take for its factory, and for an event."""
+"""Time of a subscriber for its factory, and for an event."""
 
 log = logging.getLogger(__name__)
 
@@ -25,27 +25,15 @@ log = logging.getLogger(__name__)
 def subscribers(
     installed: Plugins, run: TrackedRun, events: Events, *, every_session: bool = False
 ) -> list[Subscriber]:
-    """The installed subscribers of runs that train, under guard.
-
-    Args:
-        events: the bus of the session.
-        every_session: those instead that are told of every session, and of its start.
-
-    Raises:
-        SlimeError: a factory raises, takes too long, or returns something that cannot be called.
-    """
-    wanted = [each for each in installed.subscribers if _of_every_session(each) == every_session]
-    more = {"events": events} if every_session else {}
-    return [_Guarded(chosen.name, _made(chosen, {"run": run, **more})) for chosen in wanted]
-
-
-def _of_every_session(chosen: Contribution) -> bool:
-    return getattr(chosen.factory, "every_session", False)
+    """The installed subscribers of runs that train, or of every session, under guard. Raises SlimeError if a factory
+    raises, takes too long, or returns something that cannot be called."""
+    given = {"run": run, "events": events} if every_session else {"run": run}
+    wanted = [each for each in installed.subscribers if getattr(each.factory, "every_session", False) == every_session]
+    return [_Guarded(chosen.name, _made(chosen, given)) for chosen in wanted]
 
 
 def _made(chosen: Contribution, keywords: Mapping[str, object]) -> Subscriber:
-    name = chosen.name
-    where = f"subscriber '{name}' of {chosen.distribution} {chosen.version}"
+    where = f"subscriber '{chosen.name}' of {chosen.distribution} {chosen.version}"
     todo = f"Upgrade it ('pip install -U {chosen.distribution}'), or remove it ('pip uninstall {chosen.distribution}')."
     try:
         with within(PATIENCE_S):

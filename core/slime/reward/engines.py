@@ -1,7 +1,7 @@
-"""Engines that rewards and objectives ask: those of a run that have models of their own (`rollout.engines.NAME.model`).
+"""Engines for rewards and objectives: those with models of their own (`rollout.engines.NAME.model`).
 
-The driver knows where they answer, also after one was started again, and tells a worker with each sample. Objectives,
-which make columns in the driver, ask it there (`asking`).
+The driver knows where they answer, also after one was started again, and tells a worker with each sample. Objectives
+make columns in the driver, and ask there (`asking`).
 """
 
 from __future__ import annotations
@@ -19,32 +19,24 @@ from slime.net import Endpoint
 
 @dataclass(frozen=True)
 class FrozenEngine(Endpoint):
-    """Where an engine answers that has a model of its own.
+    """The address of an engine with a model of its own."""
 
-    Attributes:
-        model: HF folder of it, on the host of the reward.
-    """
-
-    model: str = ""
+    model: str = ""  # its HF folder, on the host of the reward
 
 
 Addresses = Mapping[str, Sequence[FrozenEngine]]
 """By group, the engines that are up; at least one of each."""
 POLL_S = 0.1
 NOTICE_S = 20.0
-"""From the death of an engine until it is known, with time to spare: everybody is asked each second."""
+"""The most between the death of an engine and its notice: each is asked every second."""
 _told: Addresses = {}
 _of_driver: FrozenEngines | None = None
 T = TypeVar("T")
 
 
 def engines(group: str) -> Sequence[FrozenEngine]:
-    """For a reward, while it scores: where a group's engines answer, OpenAI's API at `url` + "/v1", and SGLang's own
-    beside it. Requests carry `headers`, and go past a proxy.
-
-    Raises:
-        SlimeError: the run has no such group.
-    """
+    """The engines of a group, for a reward while it scores: OpenAI's API at `url` + "/v1", and SGLang's own beside it.
+    Requests carry `headers`, and go past a proxy. SlimeError if the run has no such group."""
     if group not in _told:
         what = f"no engine group '{group}' with a model of its own was started for this reward"
         raise SlimeError(what, where=f"rollout.engines.{group}", todo=did_you_mean(group, _told))
@@ -58,12 +50,9 @@ def tell(addresses: Addresses) -> None:
 
 
 def asking(group: str, work: Callable[[Sequence[FrozenEngine]], T]) -> T:
-    """For an objective, in the driver, beside its event loop: what `work` returns of a group's engines; once more where
-    one of them died meanwhile, as soon as the group has one that answers.
-
-    Raises:
-        SlimeError: the run has no such group, or what `work` raises.
-    """
+    """The result of `work` with a group's engines, for an objective in the driver, beside its event loop; once more if
+    one of them died meanwhile, as soon as the group has one that answers. Raises SlimeError if the run has no such
+    group, or what `work` raises."""
     found = _of_driver.groups if _of_driver else ()
     if _of_driver is None or group not in found:
         what = f"no engine group '{group}' with a model of its own was started"
@@ -89,34 +78,22 @@ def known_to_driver(frozen: FrozenEngines) -> Iterator[None]:
 
 
 class FrozenEngines:
-    """Where each frozen engine of a run is, kept by the driver in whichever thread.
-
-    Args:
-        groups: of each engine.
-        models: the folder of each group's model.
-
-    Attributes:
-        num_lost: engines that died so far.
-    """
+    """The addresses of a run's frozen engines, kept by the driver in whichever thread, from the group of each engine
+    and the folder of each group's model."""
 
     def __init__(self, groups: Sequence[str] = (), models: Mapping[str, str] | None = None) -> None:
-        self._groups, self._models = groups, models or {}
-        self._at: list[FrozenEngine | None] = [None] * len(groups)
-        self.num_lost = 0
-
-    @property
-    def groups(self) -> Sequence[str]:
-        """Of each engine."""
-        return self._groups
+        self.groups, self._models = groups, models or {}
+        self.endpoints: list[FrozenEngine | None] = [None] * len(groups)  # None: it does not answer now
+        self.num_lost = 0  # engines that died so far
 
     def found(self, number: int, endpoint: Endpoint) -> None:
         """An engine answers, there."""
-        model = self._models.get(self._groups[number], "")
-        self._at[number] = FrozenEngine(endpoint.url, endpoint.key, model)
+        model = self._models.get(self.groups[number], "")
+        self.endpoints[number] = FrozenEngine(endpoint.url, endpoint.key, model)
 
     def lost(self, number: int) -> None:
         """An engine has died, and is started again."""
-        self._at[number] = None
+        self.endpoints[number] = None
         self.num_lost += 1
 
     async def any_lost(self, num_lost: int) -> bool:
@@ -125,27 +102,19 @@ class FrozenEngines:
         for _ in range(int(NOTICE_S / POLL_S)):
             if self.num_lost > num_lost:
                 return True
-            if all(await asyncio.gather(*(_listens(endpoint) for endpoint in self._at if endpoint))):
+            if all(await asyncio.gather(*(_listens(endpoint) for endpoint in self.endpoints if endpoint))):
                 return False
             await asyncio.sleep(POLL_S)
         return False
 
-    def endpoints(self) -> list[FrozenEngine | None]:
-        """Of each engine; None: it does not answer now."""
-        return [*self._at]
-
     async def up(self) -> Addresses:
-        """Once every group has an engine that answers."""
-        while not all((known := self._known()).values()):
+        """The addresses, once every group has an engine that answers."""
+        while True:
+            at = [*zip(self.groups, self.endpoints, strict=True)]
+            known = {group: [each for of, each in at if each and of == group] for group in self.groups}
+            if all(known.values()):
+                return known
             await asyncio.sleep(POLL_S)
-        return known
-
-    def _known(self) -> dict[str, list[FrozenEngine]]:
-        known: dict[str, list[FrozenEngine]] = {group: [] for group in self._groups}
-        for group, endpoint in zip(self._groups, self.endpoints(), strict=True):
-            if endpoint:
-                known[group].append(endpoint)
-        return known
 
 
 async def _listens(endpoint: Endpoint) -> bool:

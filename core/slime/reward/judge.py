@@ -1,4 +1,4 @@
-"""What runs in a reward's workers: the reward, asked for verdicts on one sample, or one group, after the other."""
+"""The judge in a reward's worker, which asks the reward for verdicts on one sample, or one group, after the other."""
 
 from __future__ import annotations
 
@@ -17,18 +17,11 @@ from slime.types import Sample
 
 
 class Judge:
-    """A `guarded_workers.worker.Servant`.
-
-    Args:
-        name, options: of the reward.
-
-    Attributes:
-        told: whether it judges groups; the driver learns so what to ask.
-    """
+    """A `guarded_workers.worker.Servant` of a reward."""
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self._reward = plugins.load().rewards.get(name).factory(**options)
-        self.told = isinstance(self._reward, GroupReward)
+        self.told = isinstance(self._reward, GroupReward)  # what the driver is to ask for
 
     def answer(self, message: tuple[Sample | list[Sample], Addresses, float], _: Line) -> Any:
         asked, addresses, timeout_s = message
@@ -43,7 +36,6 @@ class Judge:
 
 
 def lean(sample: Sample) -> Sample:
-    """What a reward may read of `sample`: all but log-probs, loss mask, weight spans and what engines recorded, the
-    largest part of it."""
+    """`sample` as a reward reads it: without log-probs, loss mask, weight spans and recordings, the largest part."""
     nothing: dict[str, Any] = {"logprobs": [], "loss_mask": [], "spans": [], "recorded": {}}
     return replace(sample, segments=[replace(segment, **nothing) for segment in sample.segments])

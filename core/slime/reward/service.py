@@ -30,9 +30,9 @@ class RewardService:
 
     Args:
         cfg: which reward, and its limits.
-        log: file that gets what rewards print and the stacks of their exceptions; None discards it.
+        log: file for the output of rewards and the stacks of their exceptions; None discards it.
         hidden: files that rewards cannot read, where the machine permits to hide them.
-        frozen: engines that rewards may ask. What waits for one is not late; one that dies costs no verdict.
+        frozen: engines that rewards may ask. To wait for one is not to be late; one that dies costs no verdict.
     """
 
     def __init__(
@@ -49,11 +49,8 @@ class RewardService:
         self._judges_groups = False
 
     def start(self) -> None:
-        """Start the workers and wait until each has its reward.
-
-        Raises:
-            SlimeError: the reward cannot be created; names the distribution it comes from.
-        """
+        """Start the workers and wait until each has its reward. Raises SlimeError if the reward cannot be created, with
+        the distribution it comes from."""
         cfg = self._cfg
         chosen = plugins.load().rewards.get(cfg.name)
         servant, first = "slime.reward.judge:Judge", cfg.num_workers
@@ -65,7 +62,7 @@ class RewardService:
         return self._judges_groups
 
     async def score(self, sample: Sample) -> Verdict:
-        """The verdict on one sample; never raises, whatever the reward or the sample is."""
+        """The verdict on one sample; never raises."""
         [judged] = await self._asked(lean(sample), 1)
         return judged
 
@@ -74,7 +71,7 @@ class RewardService:
         return await self._asked([lean(sample) for sample in samples], len(samples))
 
     async def _asked(self, asked: Sample | list[Sample], count: int) -> list[Verdict]:
-        """So many verdicts of a worker; asked for again where an engine that it may have asked died meanwhile."""
+        """`count` verdicts of a worker; asked for again where an engine that it may have asked died meanwhile."""
         while True:
             addresses, num_lost = await self._frozen.up(), self._frozen.num_lost
             judged = await self._once((asked, addresses, self._cfg.timeout_s), count)
@@ -83,7 +80,7 @@ class RewardService:
                 return judged
 
     async def _once(self, message: tuple[Sample | list[Sample], Addresses, float], count: int) -> list[Verdict]:
-        """So many verdicts of a worker; all of them the same one without a value where it gives no answer."""
+        """`count` verdicts of a worker; all of them the same one without a value where it gives no answer."""
         assert self._pool, "start() comes first"
         lost: list[str] = []
         while not self._pool.is_closed and len(lost) < 2:
@@ -96,8 +93,7 @@ class RewardService:
                 said = _CLOSED if self._pool.is_closed else Verdict.error(self._pool.explained(str(fault)))
                 return [said] * count
             except TimeoutError:
-                said = Verdict.timeout(f"no verdict within reward.timeout_s={self._cfg.timeout_s:g} s")
-                return [said] * count
+                return [Verdict.timeout(f"no verdict within reward.timeout_s={self._cfg.timeout_s:g} s")] * count
             except LostWorkerError as error:
                 lost.append(str(error))
                 if not self._pool.is_closed:
@@ -120,7 +116,7 @@ class RewardService:
 
 
 def _verdicts(count: int, answer: Any) -> list[Verdict]:
-    """Of a sample's fields, or of as many as a group has samples; raises one of `wire.MALFORMED`."""
+    """The verdicts of an answer, on a sample or a group of `count`; raises one of `wire.MALFORMED`."""
     several = answer if isinstance(answer, list) else [answer]
     if len(several) != count:
         raise ValueError("a verdict for each sample")

@@ -1,4 +1,4 @@
-"""Verdicts of plugins' code: what may be learned from, and how they pass from a worker to the driver."""
+"""Verdicts of plugins' code: checked, and passed from a worker to the driver."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ squares are summed; a part is a metric alone, a time in nanoseconds for instance
 
 
 def checked(answer: Any, what: str) -> Verdict:
-    """`answer` as a verdict of plain floats that can be learned from; an ERROR verdict where it is anything else.
-
-    Args:
-        what: gave it.
-    """
+    """`answer`, which `what` gave, as a verdict of plain floats; an ERROR verdict where it is anything else."""
     if not isinstance(answer, Verdict) or not isinstance(answer.kind, VerdictKind):
         return Verdict.error(f"{what} returned {answer!r:.80}, not a Verdict; wrap a number in Verdict.of(...)")
     parts = [(name, number, MAX_PART) for name, number in answer.parts.items()]

@@ -54,7 +54,7 @@ class Way:
         megatron: `train.megatron`.
         max_tokens: of a micro-batch.
         spoils: the columns hold what is not finite where the loss mask is 0.
-        of_entropies: these have their gradient, whatever the objective says (`slime.objective.SaysOfEntropy`).
+        of_entropies: these have their gradient, whatever the objective says (`slime.objective.Objective`).
     """
 
     megatron: Mapping[str, int]

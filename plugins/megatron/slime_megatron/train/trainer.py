@@ -19,7 +19,7 @@ from slime.config.hf import read_hf_config
 from slime.config.schema import Init, SlimeConfig
 from slime.estimator import CriticEstimator
 from slime.models.traits import extra_losses
-from slime.objective import Source, takes_entropy_gradient
+from slime.objective import Source
 from slime.plan.flops import attention
 from slime.train.packing import RankLayout
 from slime.train.rank import Usage
@@ -203,7 +203,7 @@ class Trainer(Exports):
         temperature = self.cfg.rollout.sampling.temperature if stage.reinforces else 1.0
         for module in self.model.modules:
             module.temperature = temperature
-            module.entropy_gradient = takes_entropy_gradient(stage.objective)
+            module.entropy_gradient = getattr(stage.objective, "entropy_gradient", True)
 
     def _begin(self, stage: Stage, batches: Sequence[Batch]) -> list[list[LocalMicroBatch]]:
         for batch in batches:

@@ -11,6 +11,7 @@ import os
 import pickle
 import time
 import weakref
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -20,7 +21,7 @@ from typing import Any, Self
 
 import torch
 
-from slime.digest import read_checked
+from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime_sglang.disk import delta
 from slime_sglang.disk.stored import MANIFEST, Manifest, StoredBucket, read_manifest
@@ -32,6 +33,8 @@ from weight_buckets.receipt import BucketNote
 _VISIBLE_S = 60.0
 """How long a version may take to be seen on another host than its publisher's: NFS asks a folder again that often."""
 _POLL_S = 0.05
+_PIECE = 2**20
+"""Bytes at a time: they are in the processor's cache still when their digest is taken."""
 
 
 class BucketCache:
@@ -124,6 +127,20 @@ def _steps(folder: Path, name: str, manifest: Manifest, held: str) -> list[tuple
             raise SlimeError(what, where=str(folder), todo="Remove both and publish again.")
         steps.insert(0, (folder / needed.pop(), before))
     return steps
+
+
+def read_checked(path: Path, facts: FileFacts, target: memoryview | bytearray) -> None:
+    """Read a whole file into memory of its size; SlimeError if it is not there, or not what `facts` says of it."""
+    view, size, crc = memoryview(target).cast("B"), 0, 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(view[size : size + _PIECE]):
+                size, crc = size + count, zlib.crc32(view[size : size + count], crc)
+            size += len(file.read(1))  # it must end where the memory does
+    except FileNotFoundError:
+        raise SlimeError("the file is missing", where=str(path), todo="Publish again.") from None
+    if facts != {"bytes": size, "crc32": f"{crc:08x}"}:
+        raise SlimeError("the file is damaged: its size or digest is another", where=str(path), todo="Publish again.")
 
 
 def _bring(bucket: SharedBucket, stored: StoredBucket, path: Path) -> None:

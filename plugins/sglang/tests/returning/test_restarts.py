@@ -130,7 +130,7 @@ def test_an_engine_that_dies_as_the_run_starts_is_missed_by_nobody() -> None:
 def test_a_frozen_engine_comes_back_also_beside_engines_that_do_not(cluster: str) -> None:
     restarts, processes, _ = restarts_of(topology(cluster, "rollout.restarts=1"))
     assert restarts.spare(Member("engine-2", None), DEATH)
-    assert (processes.begun, processes.frozen.num_lost, processes.frozen.endpoints()) == ([2], 1, [None])
+    assert (processes.begun, processes.frozen.num_lost, processes.frozen.endpoints) == ([2], 1, [None])
     assert restarts.lost() == restarts.empty() == [], "nobody hands it weights, nor samples from it"
     assert restarts.reachable() == processes.endpoints
     restarts._engines[2].starting = None  # it is up again

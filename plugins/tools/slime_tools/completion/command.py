@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import Action, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from slime import plugins
@@ -68,13 +68,24 @@ def _candidates(words: Sequence[str], current: str) -> Iterator[str]:
         if head == verb and (option.startswith("-") or (option and not given)):
             yield option
     name = verb or "train"
-    parser, awaited = installed.parser_of(name, installed.load(name)).awaits(given)
+    parser, awaited = _awaits(installed.parser_of(name, installed.load(name)), given)
     if current.startswith("-"):
         yield from parser.flags
     elif awaited and awaited.dest == KEYS:
         yield from _keys_and_choices(given, current)
     elif awaited:
         yield from awaited.choices or ()
+
+
+def _awaits(parser: ArgumentParser, words: Sequence[str]) -> tuple[ArgumentParser, Action | None]:
+    """The argument after `words`, and the parser that takes it: this one, or one inside it."""
+    by_place = [action for action in parser._actions if not action.option_strings]
+    for number, word in enumerate(words):
+        if by_place and not word.startswith("-"):
+            if isinstance(inner := (by_place[0].choices or {}), dict) and word in inner:
+                return _awaits(inner[word], words[number + 1 :])
+            by_place = by_place if by_place[0].nargs == "*" else by_place[1:]
+    return parser, by_place[0] if by_place else None
 
 
 def _keys_and_choices(given: Sequence[str], current: str) -> Iterator[str]:

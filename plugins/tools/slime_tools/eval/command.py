@@ -118,7 +118,11 @@ def _checkpoint(run: Path, number: int | None) -> Checkpoint:
     if number not in there:
         todo = f"There are {', '.join(map(str, there))}."
         raise SlimeError(f"there is no checkpoint {number}", where=str(run), todo=todo)
-    there[number].require_good()
+    if problem := there[number].problem(None):
+        where = there[number].path
+        reason = problem if where.exists() else "it was removed to make room for newer ones"
+        todo = "Choose another checkpoint of the run."
+        raise SlimeError(f"this checkpoint cannot be used: {reason}", where=str(where), todo=todo)
     return there[number]
 
 

@@ -171,10 +171,7 @@ def digest_of(files: Sequence[Path]) -> str:
 
 def _software(driver: Software) -> Iterator[Fault]:
     here, mine = socket.gethostname(), read_software()
-    try:
-        plugins.load().require_same(driver.plugins, here)
-    except SlimeError as problem:
-        yield Fault(problem.what, problem.todo)
+    yield from plugin_faults(driver.plugins, mine.plugins, here)
     differ = [
         f"{name} is {mine.versions.get(name, 'missing')} and {driver.versions.get(name, 'missing')} at the driver"
         for name in sorted(driver.versions.keys() | mine.versions.keys())
@@ -185,6 +182,23 @@ def _software(driver: Software) -> Iterator[Fault]:
     for package, digest in driver.sources.items():
         if mine.sources.get(package, digest) != digest:  # a plugin that is missing was told above
             yield Fault(f"the code of {package} is not the driver's", "Install the same files on every host.")
+
+
+def plugin_faults(driver: plugins.Fingerprint, mine: plugins.Fingerprint, host: str) -> Iterator[Fault]:
+    """The first plugin that this host has otherwise than the driver."""
+    name = next((name for name in sorted(driver.keys() | mine.keys()) if driver.get(name) != mine.get(name)), None)
+    if name is None:
+        return
+    own, wanted = mine.get(name), driver.get(name)
+    if wanted is None:
+        todo = f"Run 'pip uninstall {mine[name]['distribution']}' on {host}, or install it at the driver."
+        yield Fault(f"plugin {mine[name]['distribution']} is installed there and not at the driver", todo)
+        return
+    has = f"{own['distribution']} {own['version']}" if own else "none"
+    if own and own["version"] == wanted["version"]:
+        has += f" contributing {own['contributes']} instead of {wanted['contributes']}"
+    what = f"plugin '{name}' is {wanted['distribution']} {wanted['version']} at the driver, but {has} there"
+    yield Fault(what, f"Run 'pip install {wanted['distribution']}=={wanted['version']}' on {host}.")
 
 
 def _nonce(key: str, path: Path, text: str) -> Iterator[Fault]:

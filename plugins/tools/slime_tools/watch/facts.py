@@ -11,7 +11,6 @@ from typing import Any
 from slime import run_config
 from slime.checkpoints import published
 from slime.observe import status as statuses
-from slime.observe.shown import shown_config
 from slime.run_dir import CONFIG, step_of
 from slime.types import SFT, RunStatus
 from slime_tools.watch.diary import NOW, WARNINGS
@@ -29,7 +28,7 @@ def read_config(folder: Path) -> Config:
         SlimeError: the file is no config.
     """
     path = folder / CONFIG
-    return shown_config(run_config.read_config(path)) if path.exists() else {}
+    return run_config.shown_config(run_config.read_config(path)) if path.exists() else {}
 
 
 def of(config: Config, key: str) -> Any:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ from slime_tools.preflight.host_checks import (
     available_memory,
     check_host,
     digest_of,
+    plugin_faults,
 )
 from slime_tools.preflight.hosts import _clock, complaint, notes, read_wanted
 
@@ -259,3 +261,33 @@ def test_what_a_run_needs_follows_from_its_plan(tmp_path: Path) -> None:
     assert needed.space[str(run.path)] == pytest.approx(9.4e9 * (3 * 14 + 2), rel=0.02)
     assert needed.space["/dev/shm"] == GIB
     assert (needed.modules, tuple(needed.ib_devices)) == ([], ())
+
+
+ACME = {"distribution": "acme-reward", "version": "1.0", "contributes": ["reward/acme"]}
+
+
+def test_a_host_with_the_plugins_of_the_driver_has_no_fault() -> None:
+    assert [*plugin_faults({"acme": ACME}, {"acme": dict(ACME)}, "node-7")] == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "host", "what", "todo"),
+    [
+        (
+            ACME | {"version": "2.0"},
+            ACME,
+            "acme-reward 2.0 at the driver, but acme-reward 1.0 there",
+            "==2.0' on node-7",
+        ),
+        (ACME, None, "acme-reward 1.0 at the driver, but none there", "pip install acme-reward==1.0' on node-7"),
+        (None, ACME, "acme-reward is installed there and not at the driver", "pip uninstall acme-reward' on node-7"),
+        (ACME | {"contributes": []}, ACME, "contributing ['reward/acme'] instead of []", "acme-reward==1.0' on node-7"),
+    ],
+)
+def test_a_host_with_another_plugin_than_the_driver_is_told_which(
+    driver: dict[str, Any] | None, host: dict[str, Any] | None, what: str, todo: str
+) -> None:
+    ours, theirs = ({"acme": each} if each else {} for each in (driver, host))
+    (fault,) = plugin_faults(ours, theirs, "node-7")
+    assert what in fault.what
+    assert todo in fault.todo

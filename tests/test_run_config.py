@@ -1,6 +1,6 @@
-"""What those who follow a run are told of its config."""
+"""The config of a run as trackers and `slime watch` show it."""
 
-from slime.observe.shown import HIDDEN, shown_config
+from slime.run_config import HIDDEN, shown_config
 
 
 def test_keys_in_the_environment_stay_here():
