@@ -29,14 +29,12 @@ from slime.errors import SlimeError
 from slime.events import Evaluation, Events, Ready, Samples, Starting
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
-from slime.sampling.ahead import Ahead, AheadRollout
 from slime.sampling.begun import Begun
 from slime.sampling.beside import beside
 from slime.sampling.by_set import ProgramBySet, own_of_sets
-from slime.sampling.collected import Collected
 from slime.sampling.evaluate import evaluate_sets
 from slime.sampling.guarded import FilterChain
-from slime.sampling.loop import Rollout
+from slime.sampling.loop import Ahead, Collected, Rollout
 from slime.sampling.pipeline import Scorer
 from slime.sampling.programs import installed_kit, opened
 from slime.sampling.sampler import Sampler
@@ -68,7 +66,7 @@ class Generation:
         events: Events,
         returning: Returning,
         sampler: Sampler,
-        rollout: Rollout | AheadRollout | None,
+        rollout: Rollout | None,
         held_out: Sequence[HeldOut],
     ) -> None:
         self._cfg, self._runner, self._calls, self._sharing, self._events = cfg, runner, calls, sharing, events
@@ -78,13 +76,13 @@ class Generation:
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainers' weights to the engines; returns metrics. See `Returning.publish`. Requests inside the
         engines wait meanwhile, as `rollout.publish` says."""
-        ahead, gate = self._ahead, self._sampler.gate
-        if ahead is None or gate is None:
+        rollout, gate = self._rollout, self._sampler.gate
+        if rollout is None or gate is None:
             return self._returning.publish(version)
 
         async def go_on() -> None:
             await gate.open(version)
-            ahead.go_on(version)
+            rollout.go_on(version)
 
         self._run(gate.close(), "pausing engines")
         values = result_of(self._runner, beside(partial(self._returning.publish, version)))
@@ -99,23 +97,19 @@ class Generation:
         self._events.publish(Samples(version + 1, collected.groups, collected.judged))
         return dataclasses.replace(collected, stats=collected.stats | moved | self._returning.metrics())
 
-    @property
-    def _ahead(self) -> AheadRollout | None:
-        return None if isinstance(self._rollout, Rollout) else self._rollout
-
     def beside(self, work: Callable[[], T]) -> T:
         """What `work` returns, which trainers do. What was begun ahead is generated meanwhile; nothing of it changes
         outside of this."""
-        if self._ahead is None:
+        if self._rollout is None or self._sampler.gate is None:
             return work()
-        before = self._ahead.num_tokens
+        before = self._rollout.num_tokens
         result = result_of(self._runner, self._returning.beside(beside(work)))
-        self._ahead.num_overlapped += self._ahead.num_tokens - before
+        self._rollout.num_overlapped += self._rollout.num_tokens - before
         return result
 
     def asking(self, work: Callable[[], T]) -> T:
         """The same of what engines or servers are asked: an engine that dies meanwhile is started again."""
-        if self._ahead is None:
+        if self._sampler.gate is None:
             return self._run(beside(work), "asking for columns")
         return self.beside(work)
 
@@ -212,12 +206,12 @@ def open_generation(
         (*recordings_of(cfg), *numbers_told()),
         read_hf_config(config_folder(cfg.model))["vocab_size"],
     )
-    rollout: Rollout | AheadRollout | None = None
+    rollout = None
     if data.prompts:
         chosen = FilterChain(installed.filters, cfg.filter, cfg.cluster.hang_timeout_s)
         make = partial(ahead.rollout, num_steps=cfg.run.num_steps) if ahead else Rollout
         rollout = make(cfg.rollout, sampler, prompts=data.prompts, buffer=buffer, sample_filter=chosen, begun=begun)
-        stack.callback(_close, runner, rollout)
+        stack.callback(lambda: runner.run(rollout.close()))
     return Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
 
 
@@ -233,11 +227,6 @@ def _require_room(runner: asyncio.Runner, serving: Software, clients: Sequence[E
             cluster.engines.finish()
             for client, endpoint in zip(clients, cluster.engines.endpoints, strict=True):
                 client.move(endpoint)
-
-
-def _close(runner: asyncio.Runner, rollout: Rollout | AheadRollout) -> None:
-    if not isinstance(rollout, Rollout):
-        runner.run(rollout.close())
 
 
 class StartingEngines:

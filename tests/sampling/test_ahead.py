@@ -19,9 +19,8 @@ from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
 from slime.sampling.begun import Begun
 from slime.sampling.buffer import FifoBuffer
-from slime.sampling.collected import Collected
 from slime.sampling.evaluate import evaluate
-from slime.sampling.loop import Rollout
+from slime.sampling.loop import Collected, Rollout
 from slime.sampling.sampler import Sampler
 from slime.types import Group, Verdict
 from slime_filters.ahead.gate import EngineGate

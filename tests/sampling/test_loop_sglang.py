@@ -25,9 +25,8 @@ from slime.engine_client.engine_set import EngineSet
 from slime.net import LOOPBACK, new_key
 from slime.reward.service import RewardService
 from slime.sampling.buffer import FifoBuffer
-from slime.sampling.collected import Collected
 from slime.sampling.evaluate import evaluate
-from slime.sampling.loop import Rollout
+from slime.sampling.loop import Collected, Rollout
 from slime.sampling.sampler import Sampler
 from slime.topology.topology import read_topology
 from slime.types import Status

@@ -6,7 +6,7 @@ import asyncio
 import bisect
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from slime.config.schema import SamplingConfig
 from slime.conversation import RefusedError, Stop
@@ -16,7 +16,6 @@ from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
 from slime.models.traits import Recording
-from slime.sampling.ahead import Gate, Passed
 from slime.segments import Segment, WeightSpan
 from slime.types import Sample, Status
 
@@ -25,6 +24,46 @@ _STATUS = {
     FinishReason.LENGTH: Status.TRUNCATED,
     FinishReason.ABORT: Status.ABORTED,
 }
+
+
+class Passed(NamedTuple):
+    """A request's answer.
+
+    Attributes:
+        version: that the engines held when it was sent.
+        is_interrupted: the gate closed meanwhile, and may have aborted it.
+    """
+
+    completion: Completion
+    version: int
+    is_interrupted: bool = False
+
+
+class Gate(Protocol):
+    """Lets requests through to the engines, or has them wait.
+
+    Attributes:
+        version: of the weights that every engine holds; behind a gate that is closed, of those that they held.
+    """
+
+    version: int
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether tokens are sampled on keys and values of older weights than their own."""
+
+    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], **fields: Any) -> Passed:
+        """As `EngineSet.generate`, once the gate is open."""
+
+    async def close(self) -> None:
+        """Let nothing through from now on. Afterwards the engines generate nothing, and take new weights.
+
+        Raises:
+            SlimeError: an engine is gone, or does not answer.
+        """
+
+    async def open(self, version: int) -> None:
+        """Go on: every engine holds `version`."""
 
 
 class Generator:
@@ -103,8 +142,7 @@ class Generator:
 
     async def _ask(self, input_ids: Sequence[int], params: Mapping[str, Any], version: int) -> Passed:
         if self._gate is None:
-            completion = await self._engines.generate(input_ids, params, **self._fields)
-            passed = Passed(completion, version, is_interrupted=False)
+            passed = Passed(await self._engines.generate(input_ids, params, **self._fields), version)
         else:
             passed = await self._gate.generate(input_ids, params, **self._fields)
             version = self._gate.version

@@ -15,6 +15,10 @@ GRACE_S = 10.0
 """Seconds for what a program does when it is cancelled, and for what it does between two awaits."""
 
 
+class Suspended(BaseException):
+    """The engines were told to abort: the attempt goes on in a later step. No program catches it by mistake."""
+
+
 @types.coroutine
 def held(work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
     """What `work` returns or raises. The first cancellation is raised inside `work`; the second one closes it. Those by

@@ -14,6 +14,7 @@ from slime.engine_client.engine_set import EngineSet
 from slime.errors import NoAnswer, SlimeError
 from slime.sampling.attempts import Attempts
 from slime.sampling.held import GRACE_S
+from slime.sampling.stats import engine_stats
 from slime.types import UNFINISHED, Group, Prompt, Sample, Status, Verdict, VerdictKind
 
 ABORT_AGAIN_S = 0.5
@@ -127,9 +128,14 @@ class Pipeline:
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         self._busy_before = self._engines.busy_seconds()
 
-    def busy_seconds(self) -> list[float]:
-        """How long each engine has had requests since the pipeline began to count, in the order of the engines."""
-        return [now - self._busy_before.get(engine, 0.0) for engine, now in self._engines.busy_seconds().items()]
+    def stats(self) -> dict[str, float]:
+        """Metrics of what went through the engines and the reward since the pipeline began to count."""
+        attempts, before = self.attempts, self._busy_before
+        busy = [now - before.get(engine, 0.0) for engine, now in self._engines.busy_seconds().items()]
+        found = {"rollout/num_tokens": float(attempts.num_tokens), **engine_stats(busy), **self.failures.stats()}
+        if attempts.num_drafted:
+            found["rollout/draft_accept_rate"] = attempts.num_accepted / attempts.num_drafted
+        return found
 
     def submit(self, group: Group) -> None:
         """Start on `group`; a sample that is already generated is only scored, one with a verdict left alone."""

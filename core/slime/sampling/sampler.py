@@ -11,9 +11,8 @@ from slime.conversation import Chat
 from slime.data.tokenize import Tokenizer
 from slime.engine_client.engine_set import EngineSet
 from slime.models.traits import Recording
-from slime.sampling.ahead import Gate
 from slime.sampling.attempts import Attempts
-from slime.sampling.generate import Generator
+from slime.sampling.generate import Gate, Generator
 from slime.sampling.pipeline import FailureBudget, Pipeline, Scorer
 
 

@@ -12,6 +12,14 @@ from slime.sampling.samples import learning
 from slime.types import UNFINISHED, Group, Sample, Status
 
 
+def step_stats(
+    settled: Sequence[Group], kept: Sequence[Group], version: int, max_weight_lag: int | None
+) -> dict[str, float]:
+    """Metrics of a step: of all groups that were judged, and of those that weight `version` is trained on."""
+    lags = lag_stats(kept, version, max_weight_lag)
+    return {**group_stats(settled), **_set_stats(settled), **zero_variance(kept), **lags, **_shaping_stats(kept)}
+
+
 def group_stats(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards, their parts, response lengths (sampled tokens) and what programs noted over every sample of `groups`.
 
@@ -21,7 +29,7 @@ def group_stats(groups: Sequence[Group]) -> dict[str, float]:
     return {**_notes(samples), **_rewards(groups), **_parts(samples), **_lengths(samples)}
 
 
-def set_stats(groups: Sequence[Group]) -> dict[str, float]:
+def _set_stats(groups: Sequence[Group]) -> dict[str, float]:
     """`rollout/<set>/...`, the same of each prompt set, and how many groups it has; nothing where no set is named."""
     by_set = defaultdict[str, list[Group]](list)
     for group in groups:
@@ -55,12 +63,6 @@ def lag_stats(groups: Sequence[Group], version: int, max_weight_lag: int | None)
     }
 
 
-def staleness_stats(ages: Sequence[int]) -> dict[str, float]:
-    """Mean and largest of the `ages` of a step's groups: versions between the oldest token of each and the one that is
-    trained."""
-    return {"rollout/staleness_mean": statistics.fmean(ages), "rollout/staleness_max": float(max(ages))}
-
-
 def zero_variance(groups: Sequence[Group]) -> dict[str, float]:
     """Share of `groups` whose rewards are all equal, so that their advantages are 0, and their share of the tokens. Of
     prompts with a single sample it is their step whose rewards are compared."""
@@ -78,7 +80,7 @@ def zero_variance(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def shaping_stats(groups: Sequence[Group]) -> dict[str, float]:
+def _shaping_stats(groups: Sequence[Group]) -> dict[str, float]:
     """What filters added to the rewards of `groups`: the mean, and the share of samples whose reward they changed;
     nothing where none did."""
     amounts = [sample.shaping for group in groups for sample in group.samples if sample.reward is not None]

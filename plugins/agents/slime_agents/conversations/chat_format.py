@@ -19,7 +19,7 @@ from slime.conversation import RefusedError, TooLongError
 from slime.data.chat import Chat
 from slime.data.tokenize import BATCH, Tokenizer, decode, encode, end_tokens, render
 from slime.errors import SlimeError
-from slime.sampling.conversation import Model
+from slime.sampling.attempts import Model
 from slime.types import Message
 from slime_agents.conversations.conversation import Conversation
 from slime_agents.conversations.spelled import RESULT_ROLES, is_in, left_out, spellings

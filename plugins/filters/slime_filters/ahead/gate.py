@@ -10,14 +10,14 @@ from slime.config.choices import Publish
 from slime.engine_client.client import Engine, EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import NoAnswer
-from slime.sampling.ahead import Passed
+from slime.sampling.generate import Passed
 
 ABORT_AGAIN_S = 0.5
 """A request on its way while the engine aborts is missed by that abort."""
 
 
 class EngineGate:
-    """A `slime.sampling.ahead.Gate`.
+    """A `slime.sampling.generate.Gate`.
 
     Args:
         publish: what becomes of those that are inside when it closes.
