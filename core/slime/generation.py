@@ -20,7 +20,7 @@ from slime.cluster.ray_starter import token_file
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import SlimeConfig
 from slime.contracts import BufferPolicy
-from slime.data.named import HeldOut
+from slime.data.prompts import HeldOut
 from slime.data.tokenize import Tokenizer
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
@@ -29,15 +29,14 @@ from slime.errors import SlimeError
 from slime.events import Evaluation, Events, Ready, Samples, Starting
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
-from slime.sampling.begun import Begun
-from slime.sampling.beside import beside
-from slime.sampling.by_set import ProgramBySet, own_of_sets
-from slime.sampling.evaluate import evaluate_sets
+from slime.sampling.buffer import Begun
+from slime.sampling.evaluate import evaluate
 from slime.sampling.guarded import FilterChain
+from slime.sampling.held import beside
 from slime.sampling.loop import Ahead, Collected, Rollout
 from slime.sampling.pipeline import Scorer
 from slime.sampling.programs import installed_kit, opened
-from slime.sampling.sampler import Sampler
+from slime.sampling.sampler import ProgramBySet, Sampler, own_of_sets
 from slime.time_limit import often
 from slime.topology.recordings import numbers_told, recordings_of
 
@@ -117,9 +116,9 @@ class Generation:
         """Metrics on the held-out prompts under weight `version`, which was published last."""
         self._sharing.for_generation()
         told = partial(self._events.phase, "evaluate")
-        found = self._run(evaluate_sets(self._sampler, self._held_out, version, told), "evaluating")
-        self._events.publish(Evaluation(version, found.groups, found.stats))
-        return found.stats
+        groups, stats = self._run(evaluate(self._sampler, self._held_out, version, told), "evaluating")
+        self._events.publish(Evaluation(version, groups, stats))
+        return stats
 
     def _run(self, work: Coroutine[Any, Any, T], what: str) -> T:
         return result_of(self._runner, self._calls.watched(self._returning.beside(work), what))

@@ -27,33 +27,26 @@ _STATUS = {
 
 
 class Passed(NamedTuple):
-    """A request's answer.
-
-    Attributes:
-        version: that the engines held when it was sent.
-        is_interrupted: the gate closed meanwhile, and may have aborted it.
-    """
+    """A request's answer, and the version that the engines held when it was sent."""
 
     completion: Completion
     version: int
     is_interrupted: bool = False
+    """The gate closed meanwhile, and may have aborted it."""
 
 
 class Gate(Protocol):
-    """Lets requests through to the engines, or has them wait.
-
-    Attributes:
-        version: of the weights that every engine holds; behind a gate that is closed, of those that they held.
-    """
+    """Lets requests through to the engines, or has them wait."""
 
     version: int
+    """The version that every engine holds; behind a gate that is closed, the one that they held."""
 
     @property
     def keeps_keys(self) -> bool:
         """Whether tokens are sampled on keys and values of older weights than their own."""
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], **fields: Any) -> Passed:
-        """As `EngineSet.generate`, once the gate is open."""
+        """Do as `EngineSet.generate`, once the gate is open."""
 
     async def close(self) -> None:
         """Let nothing through from now on. Afterwards the engines generate nothing, and take new weights.
@@ -70,10 +63,8 @@ class Generator:
     """Continues segments through the engines.
 
     Args:
-        engines: where requests go.
         sampling: distribution and response limit.
-        tokenizer: turns responses into text.
-        gate: stands in front of engines whose weights change while requests are inside; None: nothing is inside then.
+        gate: of engines whose weights change while requests are inside; None: nothing is inside then.
         recordings: what the engines are to note of every token.
         vocab_size: ids from there on have no embedding; None: it is not known.
     """

@@ -14,7 +14,7 @@ from slime.contracts import BufferPolicy, SampleFilter
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
 from slime.sampling.attempts import begin_again
-from slime.sampling.begun import Begun
+from slime.sampling.buffer import Begun
 from slime.sampling.generate import Gate
 from slime.sampling.pipeline import Pipeline
 from slime.sampling.sampler import Sampler
@@ -29,13 +29,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Collected:
-    """What one step trains on.
-
-    Attributes:
-        groups: `prompts_per_step` of them, in the order they were begun (not the order they finished).
-        judged: every group that finished, in that order, with what the filter said of it.
-        stats: metrics by name; the two under `seconds/` are wall time.
-    """
+    """The groups that one step trains on, `prompts_per_step`, in the order they were begun; every group that finished,
+    in that order, with what the filter said of it; and metrics, of which the two under `seconds/` are wall time."""
 
     groups: tuple[Group, ...]
     judged: tuple[tuple[Group, Decision], ...]
@@ -43,7 +38,7 @@ class Collected:
 
 
 class PromptStream(Protocol):
-    """Where new prompts come from; `PromptSource` is one."""
+    """A source of new prompts; `PromptSource` is one."""
 
     def take(self, count: int) -> list[Prompt]: ...
 
@@ -57,7 +52,7 @@ class Judge:
         self.dropped: Counter[str] = Counter()
 
     def decide(self, group: Group, version: int) -> Decision:
-        """What the filter says of a group.
+        """The filter's decision on a group.
 
         Raises:
             SlimeError: it drops one after the other.
@@ -100,12 +95,8 @@ class Rollout:
     num_overlapped: int = field(default=0, init=False)
 
     async def collect(self, version: int, progress: Progress = lambda kept, needed: None) -> Collected:
-        """Generate, score and filter until `prompts_per_step` groups are kept; the rest is aborted into the buffer. Of
-        it `partial: false` drops what is unfinished.
-
-        Args:
-            version: the weight version that every engine holds.
-            progress: told after each finished group.
+        """Generate, score and filter until `prompts_per_step` groups are kept, by engines that all hold `version`; the
+        rest is aborted into the buffer. Of it `partial: false` drops what is unfinished.
 
         Raises:
             SlimeError: an engine failed or is stale, too many rewards failed, or the filter keeps nothing. Every
@@ -138,16 +129,12 @@ class Rollout:
 
 
 class Ahead(NamedTuple):
-    """What a plugin brings for rollouts that go on while trainers work (`rollout.max_staleness` above 0).
-
-    Attributes:
-        gate: of the engines, of what becomes of requests inside when it closes, and of the seconds within which an
-            aborted one is answered.
-        rollout: arguments as of `Rollout`, and `num_steps` of the whole run; generates as long as its event loop turns.
-    """
+    """Rollouts that go on while trainers work (`rollout.max_staleness` above 0), as a plugin brings them."""
 
     gate: Callable[[EngineSet, Publish, float], Gate]
+    """The last argument: seconds within which an aborted request is answered."""
     rollout: Callable[..., Rollout]
+    """Arguments as of `Rollout`, and `num_steps` of the whole run; generates as long as its event loop turns."""
 
 
 class _Step:
@@ -174,7 +161,9 @@ class _Step:
             while len(self.kept) < needed:
                 self._start_groups()
                 for group in self._in_turn(await self._pipeline.next_finished()):
-                    self._settle(group)
+                    decision = self._judge.decide(group, self._version)
+                    self.judged.append((group, decision))
+                    self.kept += [group] if decision.keep else []
                 progress(len(self.kept), needed)
             await self._pipeline.abort()
             complete = True
@@ -187,7 +176,7 @@ class _Step:
         self.kept.sort(key=self._turn)
 
     def stats(self) -> dict[str, float]:
-        """What happened in this step, as metrics."""
+        """Metrics of this step."""
         found = step_stats([group for group, _ in self.judged], self.kept, self._version, self._cfg.max_weight_lag)
         found |= {
             "rollout/continued_samples": float(self._num_continued),
@@ -220,8 +209,8 @@ class _Step:
         return self._started.index(group.id)
 
     def _in_turn(self, group: Group) -> Iterator[Group]:
-        """What is to be settled now that `group` has ended: it, or with `fixed_prompts` all that waited for it, as far
-        as groups are needed."""
+        """The groups to be settled now that `group` has ended: it, or with `fixed_prompts` all that waited for it, as
+        far as groups are needed."""
         if not self._cfg.fixed_prompts:
             yield group
             return
@@ -235,12 +224,6 @@ class _Step:
     def _goes_on(self, group: Group) -> bool:
         """Whether a later step is to have this group of the surplus."""
         return self._cfg.partial or (group.finished and not self._cfg.fixed_prompts)
-
-    def _settle(self, group: Group) -> None:
-        decision = self._judge.decide(group, self._version)
-        self.judged.append((group, decision))
-        if decision.keep:
-            self.kept.append(group)
 
     def _store(self, groups: Iterable[Group]) -> None:
         for group in groups:
