@@ -210,10 +210,20 @@ def bounded_template(folder: str, where: str) -> Iterator[None]:
     Raises:
         UnusableTemplate: it takes more.
     """
-    step(RENDER_S + 1, untrusted(folder, where))
+    step(RENDER_S + 1, untrusted(folder, where))  # in a plan, for what signals do not interrupt
     try:
-        with _bounded():
+        if threading.current_thread() is not threading.main_thread():  # which alone has signals
             yield
+            return
+        with _STOPS:
+            before = limit_growth(RENDER_BYTES)
+            # Wall-clock time would fail good templates on a busy machine.
+            signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
+            try:
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+                resource.setrlimit(resource.RLIMIT_AS, before)
     except (_TooLong, MemoryError, RecursionError, OverflowError) as error:
         reason = str(error).rstrip(".") or f"it takes more than {human_bytes(RENDER_BYTES)} or never ends"
         raise untrusted(folder, where, reason) from None
@@ -223,23 +233,6 @@ def untrusted(folder: str, where: str, reason: str = "") -> UnusableTemplate:
     todo = f"Use a checkpoint whose template you trust: see chat_template.jinja in {folder}."
     what = f"the chat template cannot be used{f': {reason}' if reason else ''}"
     return UnusableTemplate(what, where=where or folder, todo=todo)
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Wall-clock time would fail good templates on a busy machine. Only the main thread has signals. A step of a plan
-    (`slime.aside`) bounds what signals do not interrupt; a run is composed by the same checks."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    with _STOPS:
-        before = limit_growth(RENDER_BYTES)
-        signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
