@@ -19,8 +19,16 @@ from slime.data.prompt_rows import conversations
 from slime.data.prompts import encode_prompts
 from slime.data.rows import Row
 from slime.data.token_ids import Vocabulary, behind, reachable_problem, require_rows, special_problems
-from slime.data.tokenize import FAULTS, bounded_template, encode, is_generic, line_of, read_object, untrusted
-from slime.data.tokenizer_files import AGAIN, CONFIG, GENERIC, TEMPLATE, no_chat_template, tokenizer_problems
+from slime.data.tokenize import FAULTS, bounded_template, encode, is_generic, line_of, untrusted
+from slime.data.tokenizer_files import (
+    AGAIN,
+    CONFIG,
+    GENERIC,
+    TEMPLATE,
+    no_chat_template,
+    read_object,
+    tokenizer_problems,
+)
 from slime.errors import SlimeError, did_you_mean
 
 EXTENSION = re.compile(r"\{%[-+]?\s*generation\b")

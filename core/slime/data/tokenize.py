@@ -19,9 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from slime.aside import limit_growth, step
-from slime.data.tokenizer_files import no_chat_template, tokenizer_problems
+from slime.data.tokenizer_files import no_chat_template, read_object, tokenizer_problems
 from slime.errors import SlimeError
-from slime.files import human_bytes, read_small
+from slime.files import human_bytes
 from slime.foreign import foreign
 from slime.imports import importing
 from slime.time_limit import Handler
@@ -95,15 +95,6 @@ def _has_its_own(model_type: object) -> bool:
         return True
     assert library.origin is not None, "a package with an __init__.py has one"
     return Path(library.origin).with_name("models").joinpath(f"{model_type}/tokenization_{model_type}.py").exists()
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file, or none that can be read: whoever loads the tokenizer tells."""
-    try:
-        found = json.loads(read_small(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

@@ -59,6 +59,14 @@ def no_chat_template(folder: Path | str) -> SlimeError:
     return SlimeError("the tokenizer has no chat template", where=str(folder), todo=todo)
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object; empty where there is no such file, or none that can be read: whoever needs it tells."""
+    try:
+        return _object(path)
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
 def _object(path: Path) -> dict[str, Any]:
     found = json.loads(read_small(path))
     if not isinstance(found, dict):

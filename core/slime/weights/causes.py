@@ -5,13 +5,13 @@ No torch. An error names what was done to the weights, since that is what has to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from slime.config.hf import QUANTIZATION, read_hf_config
 from slime.config.paths import resolve
+from slime.data.tokenizer_files import read_object
 from slime.errors import SlimeError
 from slime.weights.elsewhere import checkpoint_of, has_weights
 from slime.weights.file_tensors import FileTensor, header
@@ -128,11 +128,7 @@ def _method(said: Mapping[str, Any]) -> str:
 
 
 def _modelopt(folder: Path) -> Mapping[str, Any] | None:
-    try:
-        found = json.loads((folder / MODELOPT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    said = found.get("quantization") if isinstance(found, dict) else None
+    said = read_object(folder / MODELOPT).get("quantization")
     return {"quant_method": "modelopt", **said} if isinstance(said, dict) else None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from glob import escape
 from pathlib import Path
 
+from slime.data.tokenizer_files import read_object
 from slime.errors import SlimeError
 from slime.weights.file_tensors import INDEX, SINGLE, damaged, shards
 
@@ -58,11 +58,8 @@ def recognised(folder: Path) -> SlimeError | None:
 
 def _base(folder: Path) -> str:
     """The model that an adapter belongs to, as its config says."""
-    try:
-        found = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "its base model"
-    return f"'{found}'"
+    found = read_object(folder / ADAPTER).get("base_model_name_or_path")
+    return f"'{found}'" if found else "its base model"
 
 
 def _of_safetensors(folder: Path) -> list[Form]:
