@@ -45,7 +45,6 @@ class GroupsAhead(Rollout):
         return self._pipeline.attempts.num_tokens if self._pipeline else 0
 
     def go_on(self, version: int) -> None:
-        """Every engine holds `version` now; begin what may be begun."""
         self._version, self._num_used = version, 0
         if self._pipeline is None:
             self._pipeline = self.begin(version)
@@ -54,14 +53,7 @@ class GroupsAhead(Rollout):
         self._begin()
 
     async def collect(self, version: int, progress: Progress = lambda kept, needed: None) -> Collected:
-        """The groups of the step that trains weight `version`; waits for them.
-
-        Args:
-            progress: told after each finished group.
-
-        Raises:
-            SlimeError: an engine failed or is stale, too many rewards failed, or the filter keeps nothing.
-        """
+        """The groups of the step that trains weight `version`; waits for them. Raises as `Rollout.collect`."""
         assert version == self._version, "the step trains what was published last"
         assert self._pipeline, "weights were published"
         start = time.perf_counter()
@@ -80,7 +72,6 @@ class GroupsAhead(Rollout):
         return Collected(tuple(groups), tuple(judged), {**stats, "seconds/generate": waited, "seconds/reward": 0.0})
 
     async def close(self) -> None:
-        """Leave everything where it stands."""
         if self._task and self._pipeline:
             self._task.cancel()
             with suppress(asyncio.CancelledError, Exception):  # what ended it has been raised
