@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class Collected:
     """The groups that one step trains on, `prompts_per_step`, in the order they were begun; every group that finished,
-    in that order, with what the filter said of it; and metrics, of which the two under `seconds/` are wall time."""
+    in the order of that, with the filter's decision; and metrics, of which the two under `seconds/` are wall time."""
 
     groups: tuple[Group, ...]
     judged: tuple[tuple[Group, Decision], ...]
