@@ -148,7 +148,8 @@ def _room(path: Path) -> Take:
 def _rows(
     file: Path, take: Take, update_hash: Callable[[bytes], None] | None, before: int, most: int | None = None
 ) -> Iterator[Row]:
-    """The rows of one file, behind so many of the files `before`; `update_hash` gets all its bytes, but in a plan."""
+    """The rows of one file; `before`: the number of the last row of the files before it. `update_hash` gets all bytes
+    of the file; None in a plan."""
     if file.suffix == JSONL:
         yield from _jsonl_rows(file, take, update_hash, before)
         return
