@@ -239,9 +239,9 @@ class PromptSource:
     def __init__(
         self, data: DataConfig, tokenizer: Tokenizer, seed: int, max_prompt_tokens: int, name: str = ""
     ) -> None:
-        path = resolve_rows(data.path)
-        self.prompts = PromptSet(data, path, tokenizer, max_prompt_tokens, name)
-        self.order = EpochOrder(path, self.prompts.content_hash, len(self.prompts), seed, data.shuffle)
+        self.path = resolve_rows(data.path)
+        self.prompts = PromptSet(data, self.path, tokenizer, max_prompt_tokens, name)
+        self.order = EpochOrder(self.path, self.prompts.content_hash, len(self.prompts), seed, data.shuffle)
         self.state_dict, self.load_state_dict = self.order.state_dict, self.order.load_state_dict
 
     def __len__(self) -> int:

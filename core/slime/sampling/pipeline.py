@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
@@ -14,7 +15,6 @@ from slime.engine_client.engine_set import EngineSet
 from slime.errors import NoAnswer, SlimeError
 from slime.sampling.attempts import Attempts
 from slime.sampling.held import GRACE_S
-from slime.sampling.stats import engine_stats
 from slime.types import UNFINISHED, Group, Prompt, Sample, Status, Verdict, VerdictKind
 
 ABORT_AGAIN_S = 0.5
@@ -126,7 +126,7 @@ class Pipeline:
         """Metrics of what went through the engines and the reward since the pipeline began to count."""
         attempts, before = self.attempts, self._busy_before
         busy = [now - before.get(engine, 0.0) for engine, now in self._engines.busy_seconds().items()]
-        found = {"rollout/num_tokens": float(attempts.num_tokens), **engine_stats(busy), **self.failures.stats()}
+        found = {"rollout/num_tokens": float(attempts.num_tokens), **_engine_stats(busy), **self.failures.stats()}
         if attempts.num_drafted:
             found["rollout/draft_accept_rate"] = attempts.num_accepted / attempts.num_drafted
         return found
@@ -298,3 +298,13 @@ class Pipeline:
             if sample.verdict is None:
                 sample.verdict = verdict
                 self.failures.add(sample, verdict)
+
+
+def _engine_stats(busy_s: Sequence[float]) -> dict[str, float]:
+    """Of several engines the mean and the largest of their `busy_s`, the seconds with requests, and whose
+    is the largest, the number of an engine. A step waits for that one."""
+    if len(busy_s) < 2:
+        return {}
+    slowest = max(range(len(busy_s)), key=busy_s.__getitem__)
+    mean = statistics.fmean(busy_s)
+    return {"engines/seconds_mean": mean, "engines/seconds_max": busy_s[slowest], "engines/slowest": float(slowest)}

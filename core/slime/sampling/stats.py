@@ -116,16 +116,6 @@ def length_bias(begun: Sequence[Group], kept: Sequence[Group]) -> dict[str, floa
     return {"rollout/length_bias": statistics.fmean(chosen) - mean}
 
 
-def engine_stats(busy_s: Sequence[float]) -> dict[str, float]:
-    """Of several engines the mean and the largest of their `busy_s`, the seconds with requests, and whose
-    is the largest, the number of an engine. A step waits for that one."""
-    if len(busy_s) < 2:
-        return {}
-    slowest = max(range(len(busy_s)), key=busy_s.__getitem__)
-    mean = statistics.fmean(busy_s)
-    return {"engines/seconds_mean": mean, "engines/seconds_max": busy_s[slowest], "engines/slowest": float(slowest)}
-
-
 def pass_at_k(groups: Sequence[Group], threshold: float) -> dict[str, float]:
     """`rollout/pass_at_<k>`: the chance that one of k responses to a prompt passes, as the mean over prompts, for
     k = 2, 4, 8, ... up to the samples a prompt.
