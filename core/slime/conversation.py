@@ -45,7 +45,7 @@ class Chat(Protocol):
     """A tokenizer's chat template, for conversations of several turns."""
 
     def conversation(self, model: Any, messages: Sequence[Message] | None, tools: Sequence[Any]) -> Conversation:
-        """A new conversation of an attempt's `slime.sampling.conversation.Model`: see `Responder.conversation`."""
+        """A new conversation of an attempt's `slime.sampling.attempts.Model`: see `Responder.conversation`."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any], *, prompt: bool = False) -> str:
         """See `Responder.rendered`."""

@@ -20,7 +20,7 @@ from slime.cluster.ray_starter import token_file
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import SlimeConfig
 from slime.contracts import BufferPolicy
-from slime.data.named import HeldOut
+from slime.data.prompts import HeldOut
 from slime.data.tokenize import Tokenizer
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
@@ -29,17 +29,14 @@ from slime.errors import SlimeError
 from slime.events import Evaluation, Events, Ready, Samples, Starting
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
-from slime.sampling.ahead import Ahead, AheadRollout
-from slime.sampling.begun import Begun
-from slime.sampling.beside import beside
-from slime.sampling.by_set import ProgramBySet, own_of_sets
-from slime.sampling.collected import Collected
-from slime.sampling.evaluate import evaluate_sets
+from slime.sampling.buffer import Begun
+from slime.sampling.evaluate import evaluate
 from slime.sampling.guarded import FilterChain
-from slime.sampling.loop import Rollout
+from slime.sampling.held import beside
+from slime.sampling.loop import Ahead, Collected, Rollout
 from slime.sampling.pipeline import Scorer
 from slime.sampling.programs import installed_kit, opened
-from slime.sampling.sampler import Sampler
+from slime.sampling.sampler import ProgramBySet, Sampler, own_of_sets
 from slime.time_limit import often
 from slime.topology.recordings import numbers_told, recordings_of
 
@@ -68,7 +65,7 @@ class Generation:
         events: Events,
         returning: Returning,
         sampler: Sampler,
-        rollout: Rollout | AheadRollout | None,
+        rollout: Rollout | None,
         held_out: Sequence[HeldOut],
     ) -> None:
         self._cfg, self._runner, self._calls, self._sharing, self._events = cfg, runner, calls, sharing, events
@@ -78,13 +75,13 @@ class Generation:
     def publish(self, version: int) -> dict[str, float]:
         """Hand the trainers' weights to the engines; returns metrics. See `Returning.publish`. Requests inside the
         engines wait meanwhile, as `rollout.publish` says."""
-        ahead, gate = self._ahead, self._sampler.gate
-        if ahead is None or gate is None:
+        rollout, gate = self._rollout, self._sampler.gate
+        if rollout is None or gate is None:
             return self._returning.publish(version)
 
         async def go_on() -> None:
             await gate.open(version)
-            ahead.go_on(version)
+            rollout.go_on(version)
 
         self._run(gate.close(), "pausing engines")
         values = result_of(self._runner, beside(partial(self._returning.publish, version)))
@@ -99,23 +96,19 @@ class Generation:
         self._events.publish(Samples(version + 1, collected.groups, collected.judged))
         return dataclasses.replace(collected, stats=collected.stats | moved | self._returning.metrics())
 
-    @property
-    def _ahead(self) -> AheadRollout | None:
-        return None if isinstance(self._rollout, Rollout) else self._rollout
-
     def beside(self, work: Callable[[], T]) -> T:
         """Have trainers do `work`, and return its result. Samples that were begun ahead are generated meanwhile, and
         change at no other time."""
-        if self._ahead is None:
+        if self._rollout is None or self._sampler.gate is None:
             return work()
-        before = self._ahead.num_tokens
+        before = self._rollout.num_tokens
         result = result_of(self._runner, self._returning.beside(beside(work)))
-        self._ahead.num_overlapped += self._ahead.num_tokens - before
+        self._rollout.num_overlapped += self._rollout.num_tokens - before
         return result
 
     def asking(self, work: Callable[[], T]) -> T:
         """The same for work that asks engines or servers: an engine that dies meanwhile is started again."""
-        if self._ahead is None:
+        if self._sampler.gate is None:
             return self._run(beside(work), "asking for columns")
         return self.beside(work)
 
@@ -123,9 +116,9 @@ class Generation:
         """Metrics on the held-out prompts under weight `version`, which was published last."""
         self._sharing.for_generation()
         told = partial(self._events.phase, "evaluate")
-        found = self._run(evaluate_sets(self._sampler, self._held_out, version, told), "evaluating")
-        self._events.publish(Evaluation(version, found.groups, found.stats))
-        return found.stats
+        groups, stats = self._run(evaluate(self._sampler, self._held_out, version, told), "evaluating")
+        self._events.publish(Evaluation(version, groups, stats))
+        return stats
 
     def _run(self, work: Coroutine[Any, Any, T], what: str) -> T:
         return result_of(self._runner, self._calls.watched(self._returning.beside(work), what))
@@ -207,13 +200,12 @@ def open_generation(
         (*recordings_of(cfg), *numbers_told()),
         read_hf_config(config_folder(cfg.model))["vocab_size"],
     )
-    rollout: Rollout | AheadRollout | None = None
+    rollout = None
     if data.prompts:
         chosen = FilterChain(installed.filters, cfg.filter, cfg.cluster.hang_timeout_s)
         make = partial(ahead.rollout, num_steps=cfg.run.num_steps) if ahead else Rollout
         rollout = make(cfg.rollout, sampler, prompts=data.prompts, buffer=buffer, sample_filter=chosen, begun=begun)
-        if not isinstance(rollout, Rollout):
-            stack.callback(lambda: runner.run(rollout.close()))
+        stack.callback(lambda: runner.run(rollout.close()))
     return Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
 
 

@@ -48,7 +48,7 @@ class SlimeHooks(Protocol):
     @hookspec
     def slime_rollouts(self) -> Mapping[str, Factory]:
         """Rollouts that go on while trainers work, which `rollout.max_staleness` asks for: `{name: factory}`. One is
-        installed, and that is taken. A factory returns a `slime.sampling.ahead.Ahead`."""
+        installed, and that is taken. A factory returns a `slime.sampling.loop.Ahead`."""
 
     @hookspec
     def slime_prompt_sets(self) -> Mapping[str, Callable[[str], Path]]:

@@ -33,9 +33,9 @@ from slime.reward.service import RewardService
 from slime.run_config import container, shown_config
 from slime.run_data import Data
 from slime.run_dir import RunDir, step_of, with_resume_hint
-from slime.sampling.begun import Begun
-from slime.sampling.by_set import ScorerBySet, own_of_sets
+from slime.sampling.buffer import Begun
 from slime.sampling.guarded import GuardedBuffer, GuardedEstimator
+from slime.sampling.sampler import ScorerBySet, own_of_sets
 from slime.topology.topology import Topology
 from slime.types import TrackedRun
 from stack_dumps.dumps import register

@@ -10,8 +10,7 @@ from slime.config.paths import resolve_rows
 from slime.config.schema import DataConfig, EvalConfig, ModelConfig, SlimeConfig
 from slime.data.demonstrations import DemonstrationSource
 from slime.data.mix import PromptMix
-from slime.data.named import HeldOut, data_of
-from slime.data.prompts import PromptSet
+from slime.data.prompts import HeldOut, PromptSet, data_of
 from slime.data.token_ids import behind, reachable_problem, require_rows
 from slime.data.tokenize import Tokenizer
 from slime.layout import read_grid

@@ -11,7 +11,7 @@ from slime.cluster.engines import devices_beside
 from slime.cluster.placement import slots
 from slime.cluster.watch import first_end
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
-from slime.engines.rendezvous import Rendezvous
+from slime.engines.scratch import Rendezvous
 from slime.engines.software import End
 from slime.errors import SlimeError
 from slime.net import LOOPBACK

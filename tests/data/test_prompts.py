@@ -83,7 +83,7 @@ def test_a_long_prompt_stops_the_run_by_row(source):
 def test_long_prompts_are_skipped_counted_and_reported(source, caplog):
     rows = [{"prompt": "1" * 80, "label": "0"}, GOOD[0], {"prompt": "1" * 99, "label": "0"}]
     skipping = source(rows, skip_long_prompts=True)
-    assert skipping.prompts.num_long == 2
+    assert skipping.prompts.found.num_long == 2
     assert {prompt.id for prompt in skipping.take(2)} == {"0/2", "1/2"}
     assert f"{skipping.path}: 2 of 3 rows left out (longer than 64 tokens)" in caplog.messages
 
@@ -102,11 +102,11 @@ def test_a_huge_prompt_is_too_long_without_encoding_it(source, tokenizer, monkey
     """20 MB took 54 s and 4 GB, 200 MB all memory."""
     rows = [GOOD[0], {"prompt": "1" * 20_000_000, "label": "0"}]
     with monkeypatch.context() as patched:
-        patched.setattr("slime.data.encoded.encode", None)
+        patched.setattr("slime.data.prompts.encode", None)
         message = r"line 2: the prompt has 200000\d\d characters, more than the tokens of rollout.max_prompt_tokens=64"
         with pytest.raises(SlimeError, match=message):
             source(rows)
-    assert source(rows, skip_long_prompts=True).prompts.num_long == 1
+    assert source(rows, skip_long_prompts=True).prompts.found.num_long == 1
 
 
 def test_no_prompt_that_fits_has_too_many_characters(source, tokenizer):
@@ -130,7 +130,7 @@ def test_a_control_token_is_refused_by_row(source):
 
 def test_rows_with_control_tokens_are_skipped_counted_and_reported(source, caplog):
     skipping = source([INJECTED, GOOD[0]], control_tokens=ControlTokens.skip)
-    assert skipping.prompts.num_control == 1
+    assert skipping.prompts.found.num_control == 1
     assert {prompt.id for prompt in skipping.take(2)} == {"0/2", "1/2"}
     assert f"{skipping.path}: 1 of 2 rows left out (with control tokens)" in caplog.messages
 
@@ -171,7 +171,7 @@ def test_a_file_of_many_repeated_rows_is_told_before_it_is_tokenised(source, cap
 
 def test_dropped_rows_are_not_tokenised(source, tokenizer, monkeypatch):
     seen = []
-    monkeypatch.setattr("slime.data.encoded.encode", lambda kind, texts: seen.extend(texts) or encode(kind, texts))
+    monkeypatch.setattr("slime.data.prompts.encode", lambda kind, texts: seen.extend(texts) or encode(kind, texts))
     source(REPEATED, repeated=Repeated.once)
     assert len(seen) == 8
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from slime.sampling.beside import beside
+from slime.sampling.held import beside
 
 
 def test_the_loop_turns_meanwhile() -> None:

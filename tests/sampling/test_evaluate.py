@@ -13,12 +13,11 @@ from slime.config.schema import (
     RewardConfig,
     RolloutConfig,
 )
-from slime.data.named import HeldOut
+from slime.data.prompts import HeldOut
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
-from slime.sampling.by_set import ProgramBySet, ScorerBySet
-from slime.sampling.evaluate import evaluate, evaluate_sets
-from slime.sampling.sampler import Sampler
+from slime.sampling.evaluate import evaluate
+from slime.sampling.sampler import ProgramBySet, Sampler, ScorerBySet
 from slime.types import Prompt, Verdict
 from tests.engine_client.scripted_engine import Letters, Scorer, ScriptedEngine, connected
 
@@ -32,8 +31,8 @@ def run(engine, scorer=None, version=3, max_in_flight=64, **cfg):
             reward = RewardConfig(name="scripted", max_failed_share=0.3)
             sampler = Sampler(rollout, reward, 5, EngineSet([client]), Letters(), Single(), scorer or Scorer())
             sampling = EvalSamplingConfig(0.0, 1.0, -1, 9, None, [])
-            found = await evaluate(sampler, EvalConfig(sampling=sampling, **cfg), PROMPTS, version)
-            return found.stats
+            held_out = HeldOut("", EvalConfig(sampling=sampling, **cfg), PROMPTS)
+            return (await evaluate(sampler, [held_out], version))[1]
 
     return asyncio.run(main())
 
@@ -89,7 +88,7 @@ def evaluated(sets, engine, told=None):
             program = ProgramBySet(Single(), {"eval/hard": Twice()})
             scorer = ScorerBySet(Scorer(), {"eval/hard": Scorer({(7, 0): Verdict.of(8.0), (7, 1): Verdict.of(0.0)})})
             sampler = Sampler(rollout, reward, 5, EngineSet([client]), Letters(), program, scorer)
-            return (await evaluate_sets(sampler, sets, 3, told or (lambda finished, total: None))).stats
+            return (await evaluate(sampler, sets, 3, told or (lambda finished, total: None)))[1]
 
     return asyncio.run(main())
 

@@ -17,8 +17,7 @@ from slime.config.schema import RewardConfig, RolloutConfig, SamplingConfig
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import NoAnswer
 from slime.sampling.buffer import FifoBuffer
-from slime.sampling.collected import Collected
-from slime.sampling.loop import Rollout
+from slime.sampling.loop import Collected, Rollout
 from slime.sampling.sampler import Sampler
 from slime.sampling.samples import spread
 from slime.types import Sample

@@ -19,15 +19,14 @@ from slime.builtins import KeepAll, Single
 from slime.compose.compose import compose
 from slime.config.paths import resolve
 from slime.config.schema import SlimeConfig
-from slime.data.prompts import PromptSource
+from slime.data.prompts import HeldOut, PromptSource
 from slime.data.tokenize import load_tokenizer
 from slime.engine_client.engine_set import EngineSet
 from slime.net import LOOPBACK, new_key
 from slime.reward.service import RewardService
 from slime.sampling.buffer import FifoBuffer
-from slime.sampling.collected import Collected
 from slime.sampling.evaluate import evaluate
-from slime.sampling.loop import Rollout
+from slime.sampling.loop import Collected, Rollout
 from slime.sampling.sampler import Sampler
 from slime.topology.topology import read_topology
 from slime.types import Status
@@ -113,10 +112,10 @@ class Bench:
 
     async def _evaluate(self, sampler, version) -> dict[str, float]:
         seen: list[tuple[int, int]] = []
-        prompts = [self.prompts.prompts.prompt(row, "eval") for row in range(20)]
-        found = await evaluate(sampler, self.cfg.eval, prompts, version, lambda done, total: seen.append((done, total)))
+        sets = [HeldOut("", self.cfg.eval, [self.prompts.prompts.prompt(row, "eval") for row in range(20)])]
+        _, stats = await evaluate(sampler, sets, version, lambda done, total: seen.append((done, total)))
         assert seen == [(done, 20) for done in range(1, 21)]
-        return found.stats
+        return stats
 
     def _client(self, stack: AsyncExitStack, client: SGLangClient) -> SGLangClient:
         stack.push_async_callback(client.close)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from slime.digest import FileFacts
-    from slime.engines.rendezvous import Rendezvous
+    from slime.engines.scratch import Rendezvous
     from slime.engines.software import End, Server
     from slime.train.packing import RankLayout
     from slime.train.rank import Saving, TrainerRank
@@ -185,7 +185,7 @@ class EngineActor(Actor):
 
     def meet(self) -> Rendezvous:
         """Where the engine's other processes find this one, its first."""
-        from slime.engines.rendezvous import open_rendezvous
+        from slime.engines.scratch import open_rendezvous
 
         return self._meeting.enter_context(open_rendezvous(self.host(), self.run.mark))
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from slime.cluster.actors import EngineActor
 from slime.cluster.calls import Calls
 from slime.cluster.watch import Member
-from slime.engines.rendezvous import Rendezvous
+from slime.engines.scratch import Rendezvous
 from slime.net import Endpoint
 from slime.reward.engines import FrozenEngines
 from slime.topology.topology import Topology

@@ -23,8 +23,8 @@ from slime.data.first_look import (
     look_at_prompts,
     template_problems,
 )
-from slime.data.named import data_of
 from slime.data.prompt_rows import check_numbers, check_prompts, conversations, others
+from slime.data.prompts import data_of
 from slime.data.rows import Row, first_rows
 from slime.data.shards import row_files
 from slime.data.tokenize import UnusableTemplate

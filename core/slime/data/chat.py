@@ -21,14 +21,9 @@ STRANGER = "stranger"
 class Chat:
     """A tokenizer's chat template, for the rows of one file.
 
-    Args:
-        tokenizer: with a chat template.
-        data: keywords of the template, and what to do with control tokens.
-        max_tokens: limit of a conversation.
-
     Attributes:
         max_token_chars: of the longest token.
-        max_chars: a longer text has more than `max_tokens` tokens.
+        max_chars: a longer text has more than `max_tokens`, the limit of a conversation.
     """
 
     def __init__(self, tokenizer: Tokenizer, data: DataConfig, max_tokens: int) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from slime.config.schema import DataConfig
 from slime.data.chat import Chat
-from slime.data.order import EpochOrder
 from slime.data.prompt_rows import check_numbers, conversations, others
-from slime.data.prompts import refuse_changed_file, report
+from slime.data.prompts import EpochOrder, report
 from slime.data.rows import Row, read_rows
 from slime.data.tokenize import Tokenizer, encode
 from slime.errors import SlimeError
@@ -21,16 +20,13 @@ from slime.types import PREFERENCE, TrainSample
 
 
 class DemonstrationSource:
-    """Demonstrations, or pairs of answers, of one file, tokenised and checked whole, taken without end in a seeded
-    order.
+    """Demonstrations, or pairs of answers, of one file, checked whole and tokenised, taken without end in seeded order.
 
     Args:
         path: jsonl or parquet with a `messages` column; of pairs with `chosen` and `rejected`.
-        tokenizer: with a chat template and an end-of-sequence token.
         seed: decides every epoch's order.
         max_tokens: limit of a row's sequences together, answers included.
-        data: keywords of the chat template, what to do with control tokens, and the prompt's column; the rest is not
-            read.
+        data: keywords of the chat template, control tokens, and the prompt's column; the rest is not read.
         pairs: each row has two answers.
 
     Raises:
@@ -38,33 +34,22 @@ class DemonstrationSource:
     """
 
     def __init__(
-        self,
-        path: Path,
-        tokenizer: Tokenizer,
-        seed: int,
-        max_tokens: int,
-        data: DataConfig,
-        *,
-        pairs: bool = False,
+        self, path: Path, tokenizer: Tokenizer, seed: int, max_tokens: int, data: DataConfig, *, pairs: bool = False
     ) -> None:
         if tokenizer.eos_token_id is None:
-            what, todo = (
-                "the tokenizer has no token that ends an answer",
-                "Name it as eos_token in tokenizer_config.json.",
-            )
+            todo = "Name it as eos_token in tokenizer_config.json."
+            what = "the tokenizer has no token that ends an answer"
             raise SlimeError(what, where=str(tokenizer.name_or_path), todo=todo)
         chat = Chat(tokenizer, data, max_tokens)
         file = read_rows(path)
-        self.path, self._content_hash = path, file.content_hash
         rows, prompts, wholes = [], [], []
         for row in file.rows:
             found = conversations(row, data.prompt_key, pairs=pairs)
             texts = [chat.render(messages, row.where, prompt=False) for messages in found]
             for text in texts:
                 if len(text) > chat.max_chars:  # else encoding it may take all memory
-                    raise _too_long(
-                        row, f"the demonstration has {len(text)} characters, more than the tokens of", max_tokens
-                    )
+                    what = f"the demonstration has {len(text)} characters, more than the tokens of"
+                    raise _too_long(row, what, max_tokens)
             if all(chat.admits(messages, row.where) for messages in found):
                 rows += [row] * len(found)
                 prompts += [chat.render(messages[:-1], row.where, prompt=True) for messages in found]
@@ -72,13 +57,14 @@ class DemonstrationSource:
         ids = zip(rows, encode(tokenizer, prompts), encode(tokenizer, wholes), strict=True)
         samples = [_sample(*each, tokenizer.eos_token_id, max_tokens, data) for each in ids]
         left_out = {"with control tokens": len(file.rows) - len(rows) // (2 if pairs else 1)}
-        tokens = [sample.tokens for sample in samples]
+        tokens = [array("q", sample.tokens.tobytes()) for sample in samples]
         repeated = len(tokens) - len({ids.tobytes() for ids in tokens})
         report(path, tokenizer, len(file.rows), left_out, repeated, tokens)
         if not rows:
             raise SlimeError("every row is left out", where=str(path), todo="Give rows without control tokens.")
         self._rows = _paired(rows[::2], samples, max_tokens) if pairs else [[sample] for sample in samples]
-        self._order = EpochOrder(len(self._rows), seed, shuffle=True)
+        self._order = EpochOrder(path, file.content_hash, len(self._rows), seed)
+        self.state_dict, self.load_state_dict = self._order.state_dict, self._order.load_state_dict
         self._places = [row.where for row in rows]
 
     def __len__(self) -> int:
@@ -89,11 +75,11 @@ class DemonstrationSource:
         return _attempts([self._rows[row] for _, row in self._order.take(count)])
 
     def all(self) -> list[TrainSample]:
-        """Those of every row, in the order of the file."""
+        """The sequences of every row, in the order of the file."""
         return _attempts(self._rows)
 
     def encoded(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Where each sequence comes from, and its ids."""
+        """The place that each sequence comes from, and its ids."""
         return zip(self._places, (sample.tokens.tolist() for row in self._rows for sample in row), strict=True)
 
     def check_columns(self, names: Sequence[str]) -> None:
@@ -102,20 +88,10 @@ class DemonstrationSource:
         for where, sample in zip(self._places, samples, strict=True):
             check_numbers(where, sample.row, names, 0 if PREFERENCE in sample.columns else sample.num_response_tokens)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Position and the file's content hash, as plain values."""
-        return {**self._order.state_dict(), "content_hash": self._content_hash}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; raises SlimeError if the file changed since."""
-        refuse_changed_file(self.path, self._content_hash, state)
-        self._order.load_state_dict(state)
-
 
 def _attempts(rows: Sequence[Sequence[TrainSample]]) -> list[TrainSample]:
-    return [
-        replace(sample, attempt=number) if len(row) > 1 else sample for number, row in enumerate(rows) for sample in row
-    ]
+    numbered = [(number if len(row) > 1 else None, sample) for number, row in enumerate(rows) for sample in row]
+    return [replace(sample, attempt=number) for number, sample in numbered]
 
 
 def _sample(

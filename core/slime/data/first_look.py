@@ -3,11 +3,11 @@ seconds. A run reads all rows with the tokenizer that transformers makes of the 
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,26 @@ from typing import Any
 from slime.aside import step
 from slime.config.schema import DataConfig
 from slime.data.chat import Chat
-from slime.data.encoded import encode_prompts
 from slime.data.prompt_rows import conversations
+from slime.data.prompts import encode_prompts
 from slime.data.rows import Row
 from slime.data.token_ids import Vocabulary, behind, reachable_problem, require_rows, special_problems
-from slime.data.tokenize import FAULTS, bounded_template, encode, is_generic, line_of, read_object, untrusted
-from slime.data.tokenizer_files import AGAIN, CONFIG, GENERIC, TEMPLATE, no_chat_template, tokenizer_problems
+from slime.data.tokenize import FAULTS, bounded_template, encode, is_generic, line_of, untrusted
+from slime.data.tokenizer_files import (
+    AGAIN,
+    CONFIG,
+    GENERIC,
+    TEMPLATE,
+    no_chat_template,
+    read_object,
+    tokenizer_problems,
+)
 from slime.errors import SlimeError, did_you_mean
 
 EXTENSION = re.compile(r"\{%[-+]?\s*generation\b")
 """A tag of transformers', which Jinja does not know: a template that has it is left to the run."""
 LOAD_S = 8.0
-"""What the files of a tokenizer may take of a processor; those of 30 MB take 2 s."""
+"""Processor seconds that the files of a tokenizer may take; those of 30 MB take 2."""
 GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 """Variables of a chat template that a config does not set."""
 
@@ -88,14 +96,13 @@ def look_at_prompts(rows: Sequence[Row], data: DataConfig, folder: Path, max_pro
     """SlimeError of the first prompt that the run would refuse; nothing where the tokenizer is not at hand."""
     if (tokenizer := _tokenizer(folder)) is not None:
         found = encode_prompts(rows, data, tokenizer, max_prompt_tokens)
-        places = (row.where for row in found.rows)
-        require_rows(zip(places, found.tokens, strict=True), behind(tokenizer, num_rows), num_rows)
+        require_rows(found.encoded(), behind(tokenizer, num_rows), num_rows)
 
 
 def look_at_demonstrations(
     rows: Sequence[Row], data: DataConfig, folder: Path, max_tokens: int, num_rows: int, *, pairs: bool
 ) -> None:
-    """As `look_at_prompts`, less what the length of an answer is."""
+    """Do as `look_at_prompts`, but for the length of an answer."""
     if (tokenizer := _tokenizer(folder)) is not None:
         chat, places, texts = Chat(tokenizer, data, max_tokens), list[str](), list[str]()
         for row in rows:
@@ -112,16 +119,14 @@ def _tokenizer(folder: Path) -> _FirstLook | None:
     """None where transformers might read the folder in another way than this module, or a library is missing; or where
     `slime.compose.needs` says what is wrong with the folder."""
     template, file = folder / TEMPLATE, folder / GENERIC
-    if not (template.is_file() and file.is_file() and is_generic(folder)):
-        return None
-    if any(tokenizer_problems(folder)):
+    if not (template.is_file() and file.is_file() and is_generic(folder)) or any(tokenizer_problems(folder)):
         return None
     if any(find_spec(library) is None for library in ("tokenizers", "jinja2")):
         return None
     return _load(folder, template.stat().st_mtime_ns, file.stat().st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=2)
+@lru_cache(maxsize=2)
 def _load(folder: Path, *changed: int) -> _FirstLook | None:
     from jinja2 import TemplateError
 
@@ -141,7 +146,7 @@ def _load(folder: Path, *changed: int) -> _FirstLook | None:
 
 
 class _FirstLook:
-    """What `slime.data` asks of a tokenizer, made of tokenizer.json and chat_template.jinja alone."""
+    """A tokenizer for `slime.data`, made of tokenizer.json and chat_template.jinja alone."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
@@ -158,8 +163,7 @@ class _FirstLook:
         self._template = ChatTemplate(self.chat_template, config, self.name_or_path)
 
     def get_vocab(self) -> Mapping[str, int]:
-        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
-        return vocabulary
+        return dict[str, int](self._tokenizer.get_vocab())
 
     def unused(self, keywords: Mapping[str, Any]) -> Iterator[SlimeError]:
         """Keywords that the chat template does not look at."""
@@ -175,27 +179,21 @@ class _FirstLook:
         return self._template.render(messages, **keywords)
 
     def __call__(self, texts: Sequence[str], **_: Any) -> dict[str, list[list[int]]]:
-        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return {"input_ids": [each.ids for each in encoded]}
+        return {"input_ids": [each.ids for each in self._tokenizer.encode_batch(list(texts), add_special_tokens=False)]}
 
 
 class ChatTemplate:
-    """A chat template as transformers compiles it, less `EXTENSION`.
-
-    Attributes:
-        variables: that it looks at.
-        special: tokens of tokenizer_config.json, by the names of their variables; of a class of its own, which may have
-            others, an empty text for each.
-    """
+    """A chat template as transformers compiles it, less `EXTENSION`; `variables` are those that it looks at, `special`
+    the tokens of tokenizer_config.json by the names of their variables, an empty text for each that it does not
+    name."""
 
     def __init__(self, text: str, config: Mapping[str, Any], folder: str) -> None:
         import jinja2.ext
         from jinja2 import meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-        )
+        extensions = [jinja2.ext.loopcontrols]
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _refuse, "strftime_now": datetime.now().strftime}
         with bounded_template(folder, ""):  # what is constant is computed while it is compiled

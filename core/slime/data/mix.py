@@ -7,19 +7,14 @@ from itertools import chain
 from typing import Any
 
 from slime.config.schema import DataConfig, TrainSetConfig
-from slime.data.named import data_of
-from slime.data.prompts import PromptSource
+from slime.data.prompts import PromptSource, data_of
 from slime.data.tokenize import Tokenizer
 from slime.types import Prompt
 
 
 class PromptMix:
     """Prompts to train on, without end, of `data.path` and of `data.sets`: as nearly as whole prompts allow, each set
-    has its share of those taken since the run began. Which comes next depends on how many were taken of each alone.
-
-    Raises:
-        SlimeError: as `PromptSource`.
-    """
+    has its share of those taken since the run began. Which comes next depends on how many were taken of each alone."""
 
     def __init__(self, data: DataConfig, tokenizer: Tokenizer, seed: int, max_prompt_tokens: int) -> None:
         def source(name: str, own: TrainSetConfig) -> PromptSource:
@@ -33,8 +28,8 @@ class PromptMix:
         return sum(len(source) for source, _ in self._shares)
 
     def encoded(self) -> Iterator[tuple[str, Sequence[int]]]:
-        """Where each prompt comes from, and its ids."""
-        return chain.from_iterable(source.prompts.encoded() for source, _ in self._shares)
+        """The place that each prompt comes from, and its ids."""
+        return chain.from_iterable(source.prompts.found.encoded() for source, _ in self._shares)
 
     def check_columns(self, names: Sequence[str]) -> None:
         """Refuse a row without these numbers, which the objective reads."""
@@ -42,12 +37,12 @@ class PromptMix:
             source.prompts.check_columns(names)
 
     def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts."""
-        return [self._next().take(1)[0] for _ in range(count)]
-
-    def _next(self) -> PromptSource:
-        """The set that is due first: its n-th prompt is due when n / share prompts of share 1 are."""
-        return min(self._shares, key=lambda each: (each[0].num_taken + 1) / each[1])[0]
+        """The next `count` prompts, each of the set that is due first: its n-th prompt is due when n / share prompts of
+        share 1 are."""
+        found: list[Prompt] = []
+        while len(found) < count:
+            found += min(self._shares, key=lambda each: (each[0].order.num_taken + 1) / each[1])[0].take(1)
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Position and content hash of every set, as plain values; of an only one, those of `PromptSource`."""
@@ -55,7 +50,7 @@ class PromptMix:
         return self._main.state_dict() | ({"sets": named} if named else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken; raises as `PromptSource.load_state_dict`."""
+        """Continue where `state_dict` was taken; raises as `EpochOrder.load_state_dict`."""
         self._main.load_state_dict(state)
         for name, source in self._named.items():
             source.load_state_dict(state["sets"][name])

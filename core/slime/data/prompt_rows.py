@@ -1,4 +1,4 @@
-"""What rows of prompts and demonstrations must be, as far as no tokenizer tells. No numpy: the plan asks, too."""
+"""Checks of the rows of prompts and demonstrations that need no tokenizer. No numpy: the plan asks, too."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _require(row: Row, key: str, setting: str) -> None:
 
 
 def others(row: Row, data: DataConfig, *, supervised: bool = False) -> dict[str, Any]:
-    """What a row has beside prompt and label; what a supervised one has beside its conversations."""
+    """Columns of a row beside prompt and label, or, of a supervised one, beside its conversations."""
     own = {data.prompt_key, *((MESSAGES_KEY, *ANSWERS) if supervised else (data.label_key,))}
     return {name: value for name, value in row.values.items() if name not in own}
 
@@ -93,33 +93,23 @@ def check_numbers(where: str, row: Mapping[str, Any], names: Iterable[str], coun
                 raise SlimeError(what, where=where, todo="Mend or delete the row.")
 
 
-def conversation(row: Row) -> tuple[Message, ...]:
-    """The messages of a demonstration, whose last one is the answer."""
-    messages = prompt_messages(row, MESSAGES_KEY)
-    if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        todo = "A demonstration is a conversation whose last message has the role 'assistant'."
-        raise SlimeError(f"'{MESSAGES_KEY}' does not end with an assistant's answer", where=row.where, todo=todo)
-    return messages
-
-
 def conversations(row: Row, prompt_key: str, *, pairs: bool) -> list[tuple[Message, ...]]:
-    """What a row has to learn from: one conversation of a demonstration, two of a pair."""
-    return [*pair(row, prompt_key)] if pairs else [conversation(row)]
+    """The conversations that a row has to learn from, whose last messages are the answers: one of a demonstration; two
+    of a pair, which differ in the last message alone, the chosen answer first.
 
-
-def pair(row: Row, prompt_key: str) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """The conversations of a pair, which differ in the last message alone: the chosen answer, then the rejected one.
-
-    An answer is text, or the assistant's message in a list, behind the row's prompt; or a list of messages that has
-    the prompt in it.
+    An answer of a pair is text, or the assistant's message in a list, behind the row's prompt; or a list of messages
+    that has the prompt in it.
     """
+    if not pairs:
+        todo = "A demonstration is a conversation whose last message has the role 'assistant'."
+        return [_with_answer(row, MESSAGES_KEY, prompt_messages(row, MESSAGES_KEY), todo)]
     chosen, rejected = (_answered(row, key, prompt_key) for key in ANSWERS)
     if chosen[:-1] != rejected[:-1]:
         todo = "Both have to answer the same prompt; leave the row out, or mend it."
         raise SlimeError("'chosen' and 'rejected' differ before their last message", where=row.where, todo=todo)
     if chosen == rejected:
         raise SlimeError("'chosen' and 'rejected' are the same", where=row.where, todo="Leave the row out.")
-    return chosen, rejected
+    return [chosen, rejected]
 
 
 def _answered(row: Row, key: str, prompt_key: str) -> tuple[Message, ...]:
@@ -131,8 +121,12 @@ def _answered(row: Row, key: str, prompt_key: str) -> tuple[Message, ...]:
     messages = prompt_messages(row, key)
     if messages[0]["role"] == "assistant":
         messages = *prompt_messages(row, prompt_key), *messages
+    return _with_answer(row, key, messages, "Mend the row.")
+
+
+def _with_answer(row: Row, key: str, messages: tuple[Message, ...], todo: str) -> tuple[Message, ...]:
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise SlimeError(f"'{key}' does not end with an assistant's answer", where=row.where, todo="Mend the row.")
+        raise SlimeError(f"'{key}' does not end with an assistant's answer", where=row.where, todo=todo)
     return messages
 
 

@@ -24,26 +24,28 @@ from slime.files import human_bytes
 MAX_BYTES = 2**32
 """Memory that the rows of a data set may take, by this count: their bytes, and `VALUE_BYTES` for each value in them."""
 VALUE_BYTES = 64
-"""What Python takes for a value beside its own bytes."""
+"""Memory that Python takes for a value beside its own bytes."""
 MAX_DEPTH = 100
 """Levels of lists and objects in a row: more is damage, and ends in Python's recursion limit somewhere later."""
 _PLAIN = {type(None), bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID}
 """Types of what stands in a row, beside lists, tuples and dicts: a checkpoint holds these."""
+_MEND = "Mend or delete the line."
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 """JSON writes a character beyond 16 bits as two such escapes; one alone is no text."""
+
+
+Take = Callable[[int, int], None]
+"""Told the bytes and the number of values that come next; raises if there is no room for them."""
 
 
 class RowReader(Protocol):
     """Reads the files of one suffix (hook `slime_row_formats`)."""
 
-    def __call__(
-        self, path: Path, take: Callable[[int, int], None], most: int | None = None
-    ) -> Iterator[Mapping[str, Any]]:
+    def __call__(self, path: Path, take: Take, most: int | None = None) -> Iterator[Mapping[str, Any]]:
         """The rows as Python values: those of JSON, bytes, dates and times, decimals, UUIDs.
 
         Args:
-            take: called with the bytes and the number of values that come next, before they are made; raises if there
-                is no room for them.
+            take: called before values are made.
             most: rows that are wanted; None for all.
 
         Raises:
@@ -53,13 +55,8 @@ class RowReader(Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """One record and where it stands.
-
-    Attributes:
-        number: 1-based line of a jsonl file, 1-based row of another file; of several files, counted on through all.
-        where: `<file> line <number>` or `<file> row <number>`.
-        values: column name -> value.
-    """
+    """One record, by column, and where it stands, `<file> line <number>` or `<file> row <number>`. The number is
+    1-based; of several files it is counted on through all."""
 
     number: int
     where: str
@@ -85,13 +82,9 @@ class Row:
 
 @dataclass(frozen=True)
 class RowFile:
-    """The rows that a path names, with the hash of the files' bytes by which a resume recognises them.
+    """The rows that a path names, and the hash of the files' bytes, by which a resume recognises them; `num_rows` has
+    those that are not wanted, too."""
 
-    Attributes:
-        num_rows: those that are not wanted included.
-    """
-
-    path: Path
     content_hash: str
     rows: tuple[Row, ...]
     num_rows: int
@@ -108,16 +101,15 @@ def read_rows(path: Path, wanted: Callable[[Row], bool] | None = None) -> RowFil
     """
     content_hash = hashlib.blake2b(digest_size=16)
     rows: list[Row] = []
-    room = _Room(str(path))
-    last = num_rows = 0
+    take, last, num_rows = _room(path), 0, 0
     for file in row_files(path):
-        for row in _rows(file, room, content_hash.update, last):
+        for row in _rows(file, take, content_hash.update, last):
             last, num_rows = row.number, num_rows + 1
             if wanted is None or wanted(row):
                 rows.append(row)
     if not num_rows:
         raise _no_rows(path)
-    return RowFile(path, content_hash.hexdigest(), tuple(rows), num_rows)
+    return RowFile(content_hash.hexdigest(), tuple(rows), num_rows)
 
 
 def first_rows(path: Path, count: int) -> list[Row]:
@@ -129,7 +121,7 @@ def first_rows(path: Path, count: int) -> list[Row]:
     first, *others = row_files(path)
     if first.suffix != JSONL and first.suffix not in plugins.load().registries[FORMAT]:
         return []
-    rows = list(islice(_rows(first, _Room(str(path)), None, 0, count), count))
+    rows = list(islice(_rows(first, _room(path), None, 0, count), count))
     if not rows and not others:
         raise _no_rows(path)
     return rows
@@ -139,37 +131,33 @@ def _no_rows(path: Path) -> SlimeError:
     return SlimeError("the file has no rows", where=str(path), todo="Give a file with at least one row.")
 
 
-class _Room:
-    """Memory that is left for values."""
+def _room(path: Path) -> Take:
+    """Counts the memory of values, and raises SlimeError if they are more than `MAX_BYTES`."""
+    left = MAX_BYTES
 
-    def __init__(self, where: str) -> None:
-        self._left, self._where = MAX_BYTES, where
-
-    def take(self, num_bytes: int, num_values: int) -> None:
-        """Raises SlimeError if there is none left."""
-        self._left -= num_bytes + VALUE_BYTES * num_values
-        if self._left < 0:
+    def take(num_bytes: int, num_values: int) -> None:
+        nonlocal left
+        left -= num_bytes + VALUE_BYTES * num_values
+        if left < 0:
             what = f"the rows would take more than {human_bytes(MAX_BYTES)} of memory"
-            raise SlimeError(what, where=self._where, todo="Give fewer or shorter rows: a run holds all in memory.")
+            raise SlimeError(what, where=str(path), todo="Give fewer or shorter rows: a run holds all in memory.")
+
+    return take
 
 
 def _rows(
-    file: Path, room: _Room, update_hash: Callable[[bytes], None] | None, before: int, most: int | None = None
+    file: Path, take: Take, update_hash: Callable[[bytes], None] | None, before: int, most: int | None = None
 ) -> Iterator[Row]:
-    """The rows of one file.
-
-    Args:
-        update_hash: called with all bytes of the file; None in a plan.
-        before: rows or lines of the files before it.
-    """
+    """The rows of one file; `before`: the number of the last row of the files before it. `update_hash` gets all bytes
+    of the file; None in a plan."""
     if file.suffix == JSONL:
-        yield from _jsonl_rows(file, room, update_hash, before)
+        yield from _jsonl_rows(file, take, update_hash, before)
         return
     if update_hash is not None:
         with file.open("rb") as content:
             while block := content.read(2**20):
                 update_hash(block)
-    for number, values in enumerate(_reader(file)(file, room.take, most), start=1):
+    for number, values in enumerate(_reader(file)(file, take, most), start=1):
         where = f"{file} row {number}"
         if _fault(values) is not None:
             name, fault = next((name, fault) for name, value in values.items() if (fault := _fault(value)) is not None)
@@ -206,14 +194,14 @@ def _reader(file: Path) -> RowReader:
     return reader
 
 
-def _jsonl_rows(file: Path, room: _Room, update_hash: Callable[[bytes], None] | None, before: int) -> Iterator[Row]:
+def _jsonl_rows(file: Path, take: Take, update_hash: Callable[[bytes], None] | None, before: int) -> Iterator[Row]:
     with file.open("rb") as lines:
         number = 0
         while line := lines.readline(MAX_BYTES):
             number += 1
             if update_hash is not None:
                 update_hash(line)
-            room.take(len(line), sum(map(line.count, (b"[", b"{", b","))))
+            take(len(line), sum(map(line.count, (b"[", b"{", b","))))
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)  # as editors on Windows write it
             if line.strip():
@@ -226,21 +214,23 @@ def _json_object(line: bytes, where: str) -> Mapping[str, Any]:
         if _HALF_A_PAIR.search(line):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
-        raise SlimeError(
-            f"not UTF-8 text at byte {error.start + 1}", where=where, todo="Save the file as UTF-8."
-        ) from None
+        what, todo = f"not UTF-8 text at byte {error.start + 1}", "Save the file as UTF-8."
+        raise SlimeError(what, where=where, todo=todo) from None
     except UnicodeEncodeError as error:
         what = f"holds half of a character, \\u{ord(error.object[error.start]):x}, which no text can have"
-        raise SlimeError(what, where=where, todo="Mend or delete the line.") from None
+        raise SlimeError(what, where=where, todo=_MEND) from None
     except json.JSONDecodeError as error:
-        raise _torn(error, where, is_last=not line.endswith(b"\n")) from None
+        cut = not line.endswith(b"\n")
+        todo = "The last line seems cut off: copy the file again or delete the line." if cut else _MEND
+        what = f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        raise SlimeError(what, where=where, todo=todo) from None
     except (ValueError, RecursionError) as error:  # a key twice, a number of thousands of digits
         what = str(error) if isinstance(error, ValueError) else f"nested more than {MAX_DEPTH} levels deep"
-        raise SlimeError(what, where=where, todo="Mend or delete the line.") from None
+        raise SlimeError(what, where=where, todo=_MEND) from None
     if not isinstance(value, dict):
         raise SlimeError(f"a row is a JSON object, this one is {kind_of(value)}", where=where, todo="Mend the line.")
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and not _is_within(value, MAX_DEPTH):
-        raise SlimeError(f"nested more than {MAX_DEPTH} levels deep", where=where, todo="Mend or delete the line.")
+        raise SlimeError(f"nested more than {MAX_DEPTH} levels deep", where=where, todo=_MEND)
     return value
 
 
@@ -256,16 +246,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _is_within(value: Any, depth: int) -> bool:
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth > 0 and all(_is_within(child, depth - 1) for child in children)
-
-
-def _torn(error: json.JSONDecodeError, where: str, is_last: bool) -> SlimeError:
-    if is_last:
-        todo = "The last line seems cut off: copy the file again or delete the line."
-    else:
-        todo = "Mend or delete the line."
-    return SlimeError(
-        f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}", where=where, todo=todo
-    )
 
 
 def kind_of(value: object) -> str:

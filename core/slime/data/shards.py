@@ -15,11 +15,11 @@ from slime.files import is_pointer, pointer
 
 JSONL, FORMAT = ".jsonl", "row_format"
 _SHARD = re.compile(r"[-_.]?\d+(?:-of-(?P<count>\d+))?$")
-"""What tells one file of a data set from the others: `train-00002-of-00010`, `part_2`."""
+"""The part of a name that tells one file of a data set from the others: `train-00002-of-00010`, `part_2`."""
 
 
 def suffixes() -> list[str]:
-    """Of the formats that are installed, and of those of this repository."""
+    """Suffixes of the formats that are installed, and of those of this repository."""
     return list(dict.fromkeys([JSONL, *apart(FORMAT), *plugins.load().registries[FORMAT].names()]))
 
 
@@ -27,8 +27,7 @@ def row_files(path: Path) -> list[Path]:
     """The files of rows that a path names, in the order in which they are read: by name, `part-2` before `part-10`.
 
     Args:
-        path: a file; a folder, of which every file with a suffix of `suffixes()` is taken, none in folders below; or a
-            pattern such as `train-*.parquet`.
+        path: a file; a folder, of which each file with one of `suffixes()` is taken, none in folders below; a pattern.
 
     Raises:
         SlimeError: there are none, one is empty or of another format, or a folder holds several data sets or lacks a

@@ -1,6 +1,6 @@
-"""Token ids behind the model's embeddings. Such an id has no row there: a trainer that splits the embeddings would take
-zeros for it, and an engine dies of it. It is refused by whoever meets it first: the plan, a run that reads its rows, a
-program that asks an engine, a trainer before its step."""
+"""Token ids behind the model's embeddings, which have no row there: a trainer that splits the embeddings would take
+zeros for one, and an engine dies of it. Who meets it first refuses it: the plan, a run that reads its rows, a program
+that asks an engine, a trainer before its step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TODO = "Take the tokenizer and the weights of one model, or resize its embeddin
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What this module asks of a tokenizer, as a tokenizer.json says it."""
+    """A tokenizer for this module, as a tokenizer.json says it."""
 
     ids: Mapping[str, int]
     added_tokens_decoder: Mapping[int, Any]
@@ -43,19 +43,18 @@ class Vocabulary:
 
 
 def behind(tokenizer: Tokenizer, num_rows: int) -> dict[int, str]:
-    """Tokens of a tokenizer without a row in the embeddings, by id. Empty for nearly every model: then no id of a text
-    needs a look."""
+    """Tokens of a tokenizer without a row in the embeddings, by id; empty for nearly every model."""
     return {number: text for text, number in tokenizer.get_vocab().items() if number >= num_rows}
 
 
 def reachable_problem(tokenizer: Tokenizer, num_rows: int, where: str) -> SlimeError | None:
-    """Of tokens that any text may become: those of the vocabulary itself, and those added for the words of users.
+    """Tokens without a row that any text may become: those of the vocabulary itself, and those added for users' words.
 
     Special ones may lie behind the embeddings: published models have them (of images, in models of text alone). No text
     becomes one unless a template writes it or `data.control_tokens` allows it, and then the row is refused.
     """
-    added: Mapping[int, Any] = tokenizer.added_tokens_decoder
-    found = {number: text for number, text in behind(tokenizer, num_rows).items() if not _is_special(added.get(number))}
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if getattr(token, "special", False)}
+    found = {number: text for number, text in behind(tokenizer, num_rows).items() if number not in special}
     if not found:
         return None
     count = f"{len(found)} tokens" if len(found) > 1 else "a token"
@@ -65,7 +64,7 @@ def reachable_problem(tokenizer: Tokenizer, num_rows: int, where: str) -> SlimeE
 
 
 def special_problems(fields: Mapping[str, Any], num_rows: int, where: str) -> Iterator[SlimeError]:
-    """Of the ids that a config.json or generation_config.json names."""
+    """Ids of a config.json or generation_config.json that have no row."""
     for name in SPECIAL_IDS:
         value = fields.get(name)
         for number in value if isinstance(value, list) else [value]:
@@ -76,18 +75,8 @@ def special_problems(fields: Mapping[str, Any], num_rows: int, where: str) -> It
 
 
 def require_rows(encoded: Iterable[tuple[str, Sequence[int]]], tokens_behind: Mapping[int, str], num_rows: int) -> None:
-    """That no sequence has a token of those.
-
-    Args:
-        encoded: where each sequence comes from, and its ids.
-        tokens_behind: see `behind`.
-
-    Raises:
-        SlimeError: one has.
-    """
-    if not tokens_behind:
-        return
-    for where, ids in encoded:
+    """Refuse a sequence with a token that is `behind`; `encoded` has where each comes from, and its ids."""
+    for where, ids in encoded if tokens_behind else ():
         if found := tokens_behind.keys() & set(map(int, ids)):
             what = f"token {_shown(min(found), tokens_behind)} has no row in the model's embeddings, which have"
             raise SlimeError(f"{what} {num_rows}", where=where, todo=_TODO)
@@ -102,7 +91,3 @@ def strange(ids: Sequence[int], num_rows: int) -> int | None:
 
 def _shown(number: int, texts: Mapping[int, str]) -> str:
     return f"{number} ({texts[number]!r:.60})"
-
-
-def _is_special(token: Any) -> bool:
-    return bool(getattr(token, "special", False))

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from slime.aside import limit_growth, step
-from slime.data.tokenizer_files import no_chat_template, tokenizer_problems
+from slime.data.tokenizer_files import no_chat_template, read_object, tokenizer_problems
 from slime.errors import SlimeError
-from slime.files import human_bytes, read_small
+from slime.files import human_bytes
 from slime.foreign import foreign
 from slime.imports import importing
 from slime.time_limit import Handler
@@ -30,11 +30,11 @@ from slime.types import Message
 Tokenizer = Any
 """A `transformers.PreTrainedTokenizerBase`; transformers is imported late and untyped here."""
 RENDER_S, RENDER_BYTES = 5.0, 2**31
-"""What one conversation may take of a chat template, which is a program of the checkpoint's."""
+"""Limits of a chat template, a program of the checkpoint's, for one conversation."""
 ENCODE_S = 5.0
-"""What a batch of texts may take of a tokenizer, in a plan. A usual one takes some tenths."""
+"""Seconds that a tokenizer may take for a batch of texts in a plan; a usual one takes some tenths."""
 FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-"""Of a chat template's filter that met a value which it cannot take."""
+"""Errors of a chat template's filter that met a value which it cannot take."""
 BATCH, OF_A_TEXT = 300_000, 300
 """Characters that are encoded at once, and how many each text counts beside its own: while a batch lasts, each token
 takes some hundred bytes."""
@@ -43,14 +43,14 @@ GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def import_tokenizers(folder: Path) -> None:
-    """What takes most of the time of the first `load_tokenizer`: transformers' part of it."""
+    """Do transformers' part of the first `load_tokenizer`, which takes most of its time."""
     with importing():
         _tokenizer_class(folder)
 
 
 def _tokenizer_class(folder: Path) -> Any:
-    """What reads the folder's tokenizer: `AutoTokenizer`, or, where that would choose the generic class, this class at
-    once, whose import takes 3 s less because it leaves out models, torch's compiler and torch."""
+    """The class that reads the folder's tokenizer: `AutoTokenizer`, or, where that would choose the generic class, this
+    class at once, whose import takes 3 s less because it leaves out models, torch's compiler and torch."""
     if is_generic(folder):
         with _gguf_on_demand():
             from transformers import PreTrainedTokenizerFast
@@ -95,15 +95,6 @@ def _has_its_own(model_type: object) -> bool:
         return True
     assert library.origin is not None, "a package with an __init__.py has one"
     return Path(library.origin).with_name("models").joinpath(f"{model_type}/tokenization_{model_type}.py").exists()
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file, or none that can be read: whoever loads the tokenizer tells."""
-    try:
-        found = json.loads(read_small(path))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -151,8 +142,6 @@ def render(
     """Messages as the text the model reads.
 
     Args:
-        tokenizer: with a chat template.
-        messages: `{"role": ..., "content": ...}` each.
         where: the row, for the error.
         kwargs: further keywords of the chat template.
         prompt: whether the text ends with the opening of the assistant's turn.
@@ -183,17 +172,15 @@ def render(
 
 
 def line_of(error: BaseException) -> str:
-    """Where in its text a template failed, in brackets."""
-    frames = [line for frame, line in traceback.walk_tb(error.__traceback__) if _is_template(frame)]
-    return f" (line {frames[-1]})" if frames else ""
-
-
-def _is_template(frame: FrameType) -> bool:
-    return frame.f_code.co_filename == "<template>"  # as Jinja calls one that has no file
+    """The line where a template failed, in brackets."""
+    told = traceback.walk_tb(error.__traceback__)
+    # As Jinja calls a template that has no file.
+    lines = [line for frame, line in told if frame.f_code.co_filename == "<template>"]
+    return f" (line {lines[-1]})" if lines else ""
 
 
 class UnusableTemplate(SlimeError):
-    """Of a chat template that takes too much or reaches for what is not its own, whatever the messages are."""
+    """A chat template takes too much or reaches for what is not its own, whatever the messages are."""
 
 
 class _TooLong(Exception):
@@ -209,18 +196,25 @@ _STOPS = Handler(signal.SIGVTALRM, _stop)
 
 @contextmanager
 def bounded_template(folder: str, where: str) -> Iterator[None]:
-    """Bound the processor time and the memory of what the block does with a chat template.
-
-    Args:
-        where: the row.
+    """Bound the processor time and the memory of what the block does with a chat template; `where`: the row.
 
     Raises:
         UnusableTemplate: it takes more.
     """
-    step(RENDER_S + 1, untrusted(folder, where))
+    step(RENDER_S + 1, untrusted(folder, where))  # in a plan, for what signals do not interrupt
     try:
-        with _bounded():
+        if threading.current_thread() is not threading.main_thread():  # which alone has signals
             yield
+            return
+        with _STOPS:
+            before = limit_growth(RENDER_BYTES)
+            # Wall-clock time would fail good templates on a busy machine.
+            signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
+            try:
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+                resource.setrlimit(resource.RLIMIT_AS, before)
     except (_TooLong, MemoryError, RecursionError, OverflowError) as error:
         reason = str(error).rstrip(".") or f"it takes more than {human_bytes(RENDER_BYTES)} or never ends"
         raise untrusted(folder, where, reason) from None
@@ -230,23 +224,6 @@ def untrusted(folder: str, where: str, reason: str = "") -> UnusableTemplate:
     todo = f"Use a checkpoint whose template you trust: see chat_template.jinja in {folder}."
     what = f"the chat template cannot be used{f': {reason}' if reason else ''}"
     return UnusableTemplate(what, where=where or folder, todo=todo)
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """Wall-clock time would fail good templates on a busy machine. Only the main thread has signals. A step of a plan
-    (`slime.aside`) bounds what signals do not interrupt; a run is composed by the same checks."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    with _STOPS:
-        before = limit_growth(RENDER_BYTES)
-        signal.setitimer(signal.ITIMER_VIRTUAL, RENDER_S)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
@@ -291,8 +268,8 @@ def decode(tokenizer: Tokenizer, tokens: Sequence[int], *, special: bool = True)
 
 
 def _library(tokenizer: Tokenizer) -> Any:
-    """What a tokenizer hands on to, where it does nothing else: to ask that at once takes half the time, for a long
-    text and for a few words alike. None: it does something of its own."""
+    """The tokenizer that another one hands on to, where that does nothing else: to ask that at once takes half the
+    time, for a long text and for a few words alike. None: it does something of its own."""
     return tokenizer.backend_tokenizer if _adds_nothing(type(tokenizer)) else None  # type: ignore[arg-type]
 
 

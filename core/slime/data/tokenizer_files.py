@@ -25,9 +25,8 @@ def tokenizer_problems(folder: Path) -> Iterator[SlimeError]:
     """Files that are missing or torn. Nothing is said of what only transformers understands."""
     if not any(any(folder.glob(pattern)) for pattern in VOCABULARIES):
         todo = f"Put the model's {GENERIC} and {CONFIG} into the folder."
-        yield SlimeError(
-            f"there is no tokenizer: neither {GENERIC} nor another vocabulary", where=str(folder), todo=todo
-        )
+        what = f"there is no tokenizer: neither {GENERIC} nor another vocabulary"
+        yield SlimeError(what, where=str(folder), todo=todo)
         return
     for file in [folder / name for name in (GENERIC, *READ_AS_JSON, TEMPLATE)]:
         if file.exists() and not file.is_file():
@@ -55,9 +54,17 @@ def tokenizer_problems(folder: Path) -> Iterator[SlimeError]:
 
 
 def no_chat_template(folder: Path | str) -> SlimeError:
-    """Of a tokenizer that cannot turn messages into text."""
+    """The one line about a tokenizer that cannot turn messages into text."""
     todo = "Put the model's chat_template.jinja into the folder."
     return SlimeError("the tokenizer has no chat template", where=str(folder), todo=todo)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file's JSON object; empty where there is no such file, or none that can be read: whoever needs it tells."""
+    try:
+        return _object(path)
+    except (OSError, ValueError, RecursionError):
+        return {}
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _ends(path: Path) -> bool:
-    """Whether the last bytes are those of a JSON object: files of 20 MB are not read for that."""
+    """A JSON object's end in the last bytes: files of 20 MB are not read for that."""
     with path.open("rb") as file:
         file.seek(-min(path.stat().st_size, 64), os.SEEK_END)
         return file.read().rstrip().endswith(b"}")

@@ -1,4 +1,4 @@
-"""What the sampling loop asks of an engine, and what comes back."""
+"""Requests of the sampling loop to an engine, and what comes back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Completion:
-    """What one request brought back, also when it was aborted.
+    """The answer to one request, also when it was aborted.
 
     Attributes:
         tokens: generated token ids, the stop token included.
@@ -71,7 +71,7 @@ class Completion:
 
 
 NO_COMPLETION = Completion([], [], FinishReason.ABORT, None, 0, 0)
-"""Of a request that was aborted before an engine began."""
+"""The answer to a request that was aborted before an engine began."""
 
 
 class ServerFault(SlimeError):
@@ -83,14 +83,11 @@ class EngineGone(SlimeError):
 
 
 class Engine(Protocol):
-    """A member of a `slime.engine_client.engine_set.EngineSet`: one engine, or several that work together.
-
-    Attributes:
-        num_generating: engines that decode; each takes `rollout.max_requests_per_engine` requests at once.
-    """
+    """A member of a `slime.engine_client.engine_set.EngineSet`: one engine, or several that work together."""
 
     url: str
     num_generating: int
+    """Engines that decode; each takes `rollout.max_requests_per_engine` requests at once."""
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
         """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...); `fields` are
@@ -114,16 +111,13 @@ class Engine(Protocol):
 class EngineClient(Engine, Protocol):
     """Requests to one server.
 
-    Attributes:
-        log: the engine's log file, named in errors.
-        cache_key: a request finds in the prefix cache what others of the same key left there.
-
     Raises (every method):
         SlimeError: naming URL and log: the engine is gone, hangs, or refused the request.
     """
 
     log: Path | None
     cache_key: str | None
+    """A request finds in the prefix cache what others of the same key left there."""
 
     def move(self, endpoint: Endpoint) -> None:
         """Send requests to `endpoint` from now on: the engine was started again there."""
@@ -132,12 +126,8 @@ class EngineClient(Engine, Protocol):
         """Drop what was not answered."""
 
     async def pause(self, mode: Literal["retract", "in_place"]) -> None:
-        """Generate nothing until `resume`; requests stay in the engine. When this returns, it has answered all that
-        have ended.
-
-        Args:
-            mode: retract: requests go back to the queue, without their keys and values; in_place: they keep them.
-        """
+        """Generate nothing until `resume`. Requests stay in the engine, `in_place` with their keys and values, or go
+        back to its queue without them. When this returns, it has answered all that have ended."""
 
     async def resume(self) -> None:
         """Go on after `pause`."""

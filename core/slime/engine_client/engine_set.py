@@ -21,12 +21,8 @@ AGAIN_S = 1.0
 
 
 class _Member:
-    """An engine, its open requests, and the time of the event loop's clock until which it gets no more of them.
-
-    Attributes:
-        is_lost: it has died, and comes back.
-        num_lost: how often it has died.
-    """
+    """An engine, its open requests, and the time of the event loop's clock until which it gets no more of them. One
+    that is lost has died, and comes back; `num_lost`: how often it has died."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.num_open, self.rests_until = engine, 0, 0.0
@@ -34,13 +30,13 @@ class _Member:
         self._busy_s, self._busy_since = 0.0, 0.0
 
     def begin(self) -> None:
-        """A request goes to the engine."""
+        """Count a request that goes to the engine."""
         if not self.num_open:
             self._busy_since = _now()
         self.num_open += 1
 
     def end(self) -> None:
-        """A request is answered, or given up."""
+        """Count one that is answered, or given up."""
         self.num_open -= 1
         if not self.num_open:
             self._busy_s += _now() - self._busy_since
@@ -105,7 +101,7 @@ class EngineSet:
 
     @property
     def url(self) -> str:
-        """Of every engine, for errors."""
+        """The URLs of all engines, for errors."""
         return ", ".join(engine.url for engine in self)
 
     @property
@@ -114,7 +110,7 @@ class EngineSet:
         return sum(engine.num_generating for engine in self)
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
-        """As `EngineClient.generate`.
+        """Do as `EngineClient.generate`.
 
         Raises:
             SlimeError: also if every engine is gone, and none comes back.
@@ -141,7 +137,8 @@ class EngineSet:
 
     async def _is_dead(self, member: _Member, error: SlimeError, gone: set[_Member]) -> bool:
         """Whether others, or itself once it is back, are to be asked what `member` answered with `error`."""
-        if isinstance(error, EngineGone) and not gone.issuperset(self._others(member)):
+        others = [other for other in self._members if other is not member and not other.is_lost]
+        if isinstance(error, EngineGone) and not gone.issuperset(others):
             self._rest(member, error)
             return True
         return await self._is_lost_soon(member)
@@ -157,9 +154,6 @@ class EngineSet:
         if member.rests_until <= now:
             asyncio.get_running_loop().call_later(self._notice_s, tell) if self._notice_s else tell()
         member.rests_until = now + REST_S
-
-    def _others(self, member: _Member) -> list[_Member]:
-        return [other for other in self._members if other is not member and not other.is_lost]
 
     async def _is_lost_soon(self, member: _Member) -> bool:
         """Whether `member`, which did not answer as it should, is found to have died."""
@@ -178,11 +172,12 @@ class EngineSet:
         await self.each(lambda engine: engine.flush_cache())
 
     async def loads(self) -> dict[Engine, tuple[int, int]]:
-        """Of each engine that is not lost: requests that run or wait, and tokens in the pool that they use."""
+        """The loads of each engine that is not lost: requests that run or wait, and tokens in the pool that they
+        use."""
         return await self.each(lambda engine: engine.load())
 
     async def each(self, ask: Callable[[Engine], Coroutine[Any, Any, T]]) -> dict[Engine, T]:
-        """What every engine answers, but those that are lost, or die of it."""
+        """Answers of all engines but those that are lost, or die of it."""
         asked = [member for member in self._members if not member.is_lost]
         answers = await asyncio.gather(*(self._ask(member, ask) for member in asked))
         return {member.engine: found[0] for member, found in zip(asked, answers, strict=True) if found}
@@ -196,7 +191,7 @@ class EngineSet:
             return []
 
     def busy_seconds(self) -> dict[Engine, float]:
-        """Of each engine: how long it has had requests so far."""
+        """Seconds that each engine has had requests so far."""
         return {member.engine: member.busy_s for member in self._members}
 
     def _choose(self, input_ids: Sequence[int], gone: set[_Member]) -> _Member | None:

@@ -17,8 +17,8 @@ def room(limit: int, *, page_size: int = 1, num_drafted: int = 0) -> int:
     """Tokens that prompt and response may have together, for any part of the response to be asked for in full.
 
     Args:
-        limit: tokens of the context or of the pool.
-        page_size: of the pool, in tokens. A request rounds its input up to whole pages, and leaves one free.
+        limit: tokens of the context, or of the pool with its `page_size`. A request rounds its input up to whole pages,
+            and leaves one free.
         num_drafted: tokens that a drafting model proposes at once; a request needs room for them behind its last one.
     """
     return limit - max(KEPT_BACK, num_drafted, 2 * page_size + limit % page_size)

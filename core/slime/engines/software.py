@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 from slime.config.schema import Device, Role, RolloutConfig, SlimeConfig
 from slime.engine_client.client import Engine, EngineClient
-from slime.engines.rendezvous import Rendezvous
+from slime.engines.scratch import Rendezvous
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import install
 from slime.net import Endpoint, Secret
@@ -23,13 +23,9 @@ read by the driver and by what keeps an engine. Core imports none of them (docs/
 
 @dataclass(frozen=True)
 class End:
-    """Of a server that nobody stopped.
-
-    Attributes:
-        killed: by a signal from outside, and so not because another server had ended.
-        at: when the first of its processes ended, in seconds since the epoch by the clock of its host.
-        error: how, with the end of its log.
-    """
+    """The end of a server that nobody stopped: whether it was killed from outside, and so not because another server
+    had ended; when the first of its processes ended, in seconds since the epoch by its host's clock; how, with the end
+    of its log."""
 
     killed: bool
     at: float
@@ -37,13 +33,10 @@ class End:
 
 
 class Server(Protocol):
-    """One server on this host, from start to stop. It ends with the process that started it, however that ends.
-
-    Attributes:
-        endpoint: where it answers, once it is up.
-    """
+    """One server on this host, from start to stop. It ends with the process that started it, however that ends."""
 
     endpoint: Endpoint
+    """The address at which it answers, once it is up."""
 
     @property
     def pid(self) -> int:
@@ -59,11 +52,7 @@ class Server(Protocol):
         """
 
     def end(self, *, waits: bool = False) -> End | None:
-        """How it has ended; None if it lives.
-
-        Args:
-            waits: gives one that is about to end the time to.
-        """
+        """How it has ended; None if it lives. `waits` gives one that is about to end the time to."""
 
     def release_memory(self, tags: Sequence[str]) -> None:
         """Give the device memory behind `tags` back, once the last request has left the engine."""
@@ -91,7 +80,7 @@ class Software(Protocol):
         key: Secret | None = None,
         mark: str = "",
     ) -> Server:
-        """Of one engine, or of its part on this host; it is not started yet.
+        """The server of one engine, or of its part on this host; it is not started yet.
 
         Args:
             topology: of the run.
@@ -128,7 +117,7 @@ class Software(Protocol):
 
 
 def software(device: Device, name: str = RolloutConfig.backend) -> Software:
-    """What a run's engines are (`rollout.backend`).
+    """The server that a run's engines are (`rollout.backend`).
 
     Raises:
         SlimeError: no distribution that brings it is installed on this host, or several are.
@@ -146,7 +135,7 @@ def software(device: Device, name: str = RolloutConfig.backend) -> Software:
 
 
 def backend_problems(name: str) -> Iterator[SlimeError]:
-    """Whether a server of that name is there. A plan does without the default, whatever is installed."""
+    """The problem that no server of that name is there. A plan does without the default, whatever is installed."""
     known = {RolloutConfig.backend, *entry_points(group=ENGINES).names}
     if name not in known:
         what = f"no engine named '{name}' is installed"

@@ -6,7 +6,7 @@ import asyncio
 import bisect
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from slime.config.schema import SamplingConfig
 from slime.conversation import RefusedError, Stop
@@ -16,7 +16,6 @@ from slime.engine_client.client import Completion, FinishReason
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
 from slime.models.traits import Recording
-from slime.sampling.ahead import Gate, Passed
 from slime.segments import Segment, WeightSpan
 from slime.types import Sample, Status
 
@@ -27,14 +26,45 @@ _STATUS = {
 }
 
 
+class Passed(NamedTuple):
+    """A request's answer, and the version that the engines held when it was sent."""
+
+    completion: Completion
+    version: int
+    is_interrupted: bool = False
+    """The gate closed meanwhile, and may have aborted it."""
+
+
+class Gate(Protocol):
+    """Lets requests through to the engines, or has them wait."""
+
+    version: int
+    """The version that every engine holds; behind a gate that is closed, the one that they held."""
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether tokens are sampled on keys and values of older weights than their own."""
+
+    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], **fields: Any) -> Passed:
+        """Do as `EngineSet.generate`, once the gate is open."""
+
+    async def close(self) -> None:
+        """Let nothing through from now on. Afterwards the engines generate nothing, and take new weights.
+
+        Raises:
+            SlimeError: an engine is gone, or does not answer.
+        """
+
+    async def open(self, version: int) -> None:
+        """Go on: every engine holds `version`."""
+
+
 class Generator:
     """Continues segments through the engines.
 
     Args:
-        engines: where requests go.
         sampling: distribution and response limit.
-        tokenizer: turns responses into text.
-        gate: stands in front of engines whose weights change while requests are inside; None: nothing is inside then.
+        gate: of engines whose weights change while requests are inside; None: nothing is inside then.
         recordings: what the engines are to note of every token.
         vocab_size: ids from there on have no embedding; None: it is not known.
     """
@@ -103,8 +133,7 @@ class Generator:
 
     async def _ask(self, input_ids: Sequence[int], params: Mapping[str, Any], version: int) -> Passed:
         if self._gate is None:
-            completion = await self._engines.generate(input_ids, params, **self._fields)
-            passed = Passed(completion, version, is_interrupted=False)
+            passed = Passed(await self._engines.generate(input_ids, params, **self._fields), version)
         else:
             passed = await self._gate.generate(input_ids, params, **self._fields)
             version = self._gate.version

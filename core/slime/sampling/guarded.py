@@ -22,20 +22,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 REASON = re.compile(r"[a-z0-9_]+")
-"""What a reason may look like: it becomes part of a metric's name."""
+"""The letters of a reason, which becomes part of a metric's name."""
 
 
 class _Guarded:
-    """What a plugin's factory makes, called under guard.
-
-    Args:
-        registry: of its kind.
-        name, options: as the config has them.
-        patience_s: seconds that a call may take.
-    """
+    """A plugin's object, made by the factory of that `name` and called under guard; a call may take `patience_s`
+    seconds."""
 
     _key = ""
-    """That chooses it, where this is not its kind."""
+    """The key that chooses it, where this is not its kind."""
 
     def __init__(self, registry: Registry[Any], name: str, options: Mapping[str, Any], patience_s: float) -> None:
         self._chosen, self._patience_s = registry.get(name), patience_s
@@ -100,11 +95,7 @@ class GuardedFilter(_Guarded):
 
 
 class FilterChain:
-    """The filters of a run one after another: the first one that drops a group decides. Raises as `GuardedFilter`.
-
-    Args:
-        cfg: `name`, and those of `then`.
-    """
+    """The filters of a run one after another: the first one that drops a group decides. Raises as `GuardedFilter`."""
 
     def __init__(self, registry: Registry[Any], cfg: FilterConfig, patience_s: float) -> None:
         chosen = [(cfg.name, cfg.options), *cfg.then.items()]
@@ -132,12 +123,10 @@ class GuardedBuffer(_Guarded):
         are_groups = isinstance(answer, list) and all(isinstance(group, Group) for group in answer)
         if not are_groups or len(answer) > max(0, count):
             raise self._fault(f"take gave {answer!r:.80}, not a list of at most {count} groups")
-        groups: list[Group] = answer
-        return groups
+        return list[Group](answer)
 
     def __len__(self) -> int:
-        number: int = self._call("__len__")
-        return number
+        return int(self._call("__len__"))
 
     @property
     def dropped(self) -> Counter[str]:
@@ -159,8 +148,7 @@ class GuardedEstimator(_Guarded):
 
     @property
     def min_samples(self) -> int:
-        number: int = self._made.min_samples
-        return number
+        return int(self._made.min_samples)
 
     def advantages(self, groups: Sequence[Sequence[Attempt]]) -> list[list[np.ndarray]]:
         """[num_loss_tokens] fp32 of each attempt."""

@@ -1,10 +1,12 @@
-"""Somebody's coroutine in the event loop of thousands: it may not block the loop, and it ends when it is told to."""
+"""Others' code beside the event loop's thousands: it may not block the loop, and it ends when it is told to."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import types
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -15,10 +17,14 @@ GRACE_S = 10.0
 """Seconds for what a program does when it is cancelled, and for what it does between two awaits."""
 
 
+class Suspended(BaseException):
+    """The engines were told to abort: the attempt goes on in a later step. No program catches it by mistake."""
+
+
 @types.coroutine
 def held(work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-    """What `work` returns or raises. The first cancellation is raised inside `work`; the second one closes it. Those by
-    which its own time-outs work are not counted.
+    """Returns or raises what `work` does. The first cancellation is raised inside `work`; the second one closes it.
+    Those by which its own time-outs work are not counted.
 
     Raises:
         DidNotReturnError: it did not await anything for `GRACE_S`.
@@ -79,3 +85,26 @@ class TimeLimit:
         self.has_passed = True
         self._task.cancel()
         self._timer = self._loop.call_later(GRACE_S, self._pass)
+
+
+async def beside(work: Callable[[], T]) -> T:
+    """Runs `work`, which blocks, in a thread of its own, and returns or raises what it does. Plugins' code, whose time
+    is bounded by signals, stays in the main thread.
+
+    Whoever is cancelled here, by Ctrl-C for instance, leaves the thread alone: its process may end without it, which
+    `asyncio.to_thread` does not permit.
+    """
+    done = Future[T]()
+
+    def run() -> None:
+        # Nobody waits any more where it was cancelled, or the loop is closed.
+        with suppress(InvalidStateError, RuntimeError):
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 because it is raised where `work` is awaited
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+    threading.Thread(target=run, daemon=True, name="beside").start()
+    return await asyncio.wrap_future(done)

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
+from slime.config.choices import Publish
 from slime.config.schema import RolloutConfig
 from slime.contracts import BufferPolicy, SampleFilter
+from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
 from slime.sampling.attempts import begin_again
-from slime.sampling.begun import Begun
-from slime.sampling.collected import Collected, Progress
+from slime.sampling.buffer import Begun
+from slime.sampling.generate import Gate
 from slime.sampling.pipeline import Pipeline
 from slime.sampling.sampler import Sampler
-from slime.sampling.stats import (
-    engine_stats,
-    group_stats,
-    lag_stats,
-    length_bias,
-    set_stats,
-    shaping_stats,
-    zero_variance,
-)
+from slime.sampling.stats import length_bias, step_stats
 from slime.types import Decision, Group, Prompt, Sample, Status
 
 MAX_FRUITLESS = 20
 """The run stops when the filter has dropped this many times `prompts_per_step` groups in a row."""
+Progress = Callable[[int, int], None]
+"""Called with (groups kept, groups needed)."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The groups that one step trains on, `prompts_per_step`, in the order they were begun; every group that finished,
+    in the order of that, with the filter's decision; and metrics, of which the two under `seconds/` are wall time."""
+
+    groups: tuple[Group, ...]
+    judged: tuple[tuple[Group, Decision], ...]
+    stats: dict[str, float]
 
 
 class PromptStream(Protocol):
-    """Where new prompts come from; `PromptSource` is one."""
+    """A source of new prompts; `PromptSource` is one."""
 
     def take(self, count: int) -> list[Prompt]: ...
 
@@ -45,7 +52,7 @@ class Judge:
         self.dropped: Counter[str] = Counter()
 
     def decide(self, group: Group, version: int) -> Decision:
-        """What the filter says of a group.
+        """The filter's decision on a group.
 
         Raises:
             SlimeError: it drops one after the other.
@@ -64,73 +71,79 @@ class Judge:
         return decision
 
 
-def new_group(cfg: RolloutConfig, prompt: Prompt) -> Group:
-    """A group of attempts of which none is begun."""
-    return Group(prompt, [Sample(prompt, index) for index in range(cfg.samples_per_prompt)])
-
-
+@dataclass(eq=False)
 class Rollout:
     """Collects one step's groups after the other.
 
     With `over_sampling` 1 the groups of a step depend only on prompts, seed and weights, not on timing: a group is
     replaced only when the filter dropped it.
 
-    Args:
+    Attributes:
         cfg: how many groups, and how sampled.
         sampler: makes and judges the attempts.
         prompts, buffer, sample_filter: where groups come from, and which of them are kept.
         begun: by a run that began them ahead; they come first.
+        num_overlapped: tokens of responses that ended while trainers worked, since the last step was collected.
     """
 
-    def __init__(
-        self,
-        cfg: RolloutConfig,
-        sampler: Sampler,
-        *,
-        prompts: PromptStream,
-        buffer: BufferPolicy,
-        sample_filter: SampleFilter,
-        begun: Begun | None = None,
-    ) -> None:
-        self._cfg, self._sampler = cfg, sampler
-        self._prompts, self._buffer, self._filter = prompts, buffer, sample_filter
-        self._begun = begun or Begun()
+    cfg: RolloutConfig
+    sampler: Sampler
+    prompts: PromptStream
+    buffer: BufferPolicy
+    sample_filter: SampleFilter
+    begun: Begun = field(default_factory=Begun)
+    num_overlapped: int = field(default=0, init=False)
 
     async def collect(self, version: int, progress: Progress = lambda kept, needed: None) -> Collected:
-        """Generate, score and filter until `prompts_per_step` groups are kept; the rest is aborted into the buffer. Of
-        it `partial: false` drops what is unfinished.
-
-        Args:
-            version: the weight version that every engine holds.
-            progress: told after each finished group.
+        """Generate, score and filter until `prompts_per_step` groups are kept, by engines that all hold `version`; the
+        rest is aborted into the buffer. Of it `partial: false` drops what is unfinished.
 
         Raises:
             SlimeError: an engine failed or is stale, too many rewards failed, or the filter keeps nothing. Every
                 group begun is in the buffer then, with all that was finished.
         """
-        num_expected = self._cfg.prompts_per_step * self._cfg.samples_per_prompt
-        pipeline = self._sampler.begin(self._cfg.sampling, version, num_expected)
-        step = _Step(self._cfg, version, pipeline, self._prompts, self._buffer, self._filter, self._begun)
+        step = _Step(self, version)
         await step.run(progress)
-        return Collected(tuple(step.kept), tuple(step.judged), step.stats() | pipeline.failures.stats())
+        return Collected(tuple(step.kept), tuple(step.judged), step.stats())
+
+    def begin(self, version: int) -> Pipeline:
+        """A pipeline for the groups of a step."""
+        num_expected = self.cfg.prompts_per_step * self.cfg.samples_per_prompt
+        return self.sampler.begin(self.cfg.sampling, version, num_expected)
+
+    def new_groups(self, count: int) -> list[Group]:
+        """Groups of the next `count` prompts, with attempts of which none is begun."""
+        samples = range(self.cfg.samples_per_prompt)
+        return [Group(each, [Sample(each, index) for index in samples]) for each in self.prompts.take(count)]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of responses that ended ahead of their step since the last one was collected."""
+        return 0
+
+    def go_on(self, version: int) -> None:
+        """Every engine holds `version` now: begin ahead what may be begun."""
+
+    async def close(self) -> None:
+        """Leave everything where it stands."""
+
+
+class Ahead(NamedTuple):
+    """Rollouts that go on while trainers work (`rollout.max_staleness` above 0), as a plugin brings them."""
+
+    gate: Callable[[EngineSet, Publish, float], Gate]
+    """The last argument: seconds within which an aborted request is answered."""
+    rollout: Callable[..., Rollout]
+    """Arguments as of `Rollout`, and `num_steps` of the whole run; generates as long as its event loop turns."""
 
 
 class _Step:
     """The groups of one `collect`."""
 
-    def __init__(
-        self,
-        cfg: RolloutConfig,
-        version: int,
-        pipeline: Pipeline,
-        prompts: PromptStream,
-        buffer: BufferPolicy,
-        sample_filter: SampleFilter,
-        begun: Begun,
-    ) -> None:
-        self._cfg, self._version, self._pipeline = cfg, version, pipeline
-        self._prompts, self._buffer, self._begun = prompts, buffer, begun
-        self._judge = Judge(sample_filter, cfg.prompts_per_step)
+    def __init__(self, rollout: Rollout, version: int) -> None:
+        self._rollout, self._cfg, self._version, self._buffer = rollout, rollout.cfg, version, rollout.buffer
+        self._pipeline = rollout.begin(version)
+        self._judge = Judge(rollout.sample_filter, rollout.cfg.prompts_per_step)
         self._started: list[str] = []
         self._fresh: list[Group] = []
         self._ended: dict[str, Group] = {}  # whose turn has not come
@@ -148,7 +161,9 @@ class _Step:
             while len(self.kept) < needed:
                 self._start_groups()
                 for group in self._in_turn(await self._pipeline.next_finished()):
-                    self._settle(group)
+                    decision = self._judge.decide(group, self._version)
+                    self.judged.append((group, decision))
+                    self.kept += [group] if decision.keep else []
                 progress(len(self.kept), needed)
             await self._pipeline.abort()
             complete = True
@@ -161,48 +176,30 @@ class _Step:
         self.kept.sort(key=self._turn)
 
     def stats(self) -> dict[str, float]:
-        """What happened in this step, as metrics."""
-        seconds = {f"seconds/{phase}": value for phase, value in self._pipeline.seconds.items()}
-        drops = {
-            reason: float(count) for reason, count in sorted([*self._judge.dropped.items(), *self._dropped.items()])
-        }
-        attempts = self._pipeline.attempts
-        counts = {
-            "rollout/num_tokens": float(attempts.num_tokens),
+        """Metrics of this step."""
+        found = step_stats([group for group, _ in self.judged], self.kept, self._version, self._cfg.max_weight_lag)
+        found |= {
             "rollout/continued_samples": float(self._num_continued),
             "rollout/buffered_groups": float(len(self._buffer)),
         }
         if not self._cfg.partial:
-            counts["rollout/dropped_groups"] = float(self._num_dropped)
-        counts |= shaping_stats(self.kept)
+            found["rollout/dropped_groups"] = float(self._num_dropped)
         if self._cfg.over_sampling > 1:
-            counts |= length_bias(self._fresh, self.kept)
-        if attempts.num_drafted:
-            counts["rollout/draft_accept_rate"] = attempts.num_accepted / attempts.num_drafted
-        lags = lag_stats(self.kept, self._version, self._cfg.max_weight_lag)
-        settled = [group for group, _ in self.judged]
-        engines = engine_stats(self._pipeline.busy_seconds())
-        return {
-            **group_stats(settled),
-            **set_stats(settled),
-            **zero_variance(self.kept),
-            **lags,
-            **counts,
-            **drops,
-            **engines,
-            **seconds,
-        }
+            found |= length_bias(self._fresh, self.kept)
+        found |= {why: float(count) for why, count in sorted([*self._judge.dropped.items(), *self._dropped.items()])}
+        seconds = {f"seconds/{phase}": value for phase, value in self._pipeline.seconds.items()}
+        return {**found, **self._pipeline.stats(), **seconds}
 
     def _start_groups(self) -> None:
         wanted = math.ceil(self._cfg.prompts_per_step * self._cfg.over_sampling)
         count = wanted - len(self.kept) - len(self._pipeline.active) - len(self._ended)
-        continued = self._begun.take(count)
+        continued = self._rollout.begun.take(count)
         continued += self._buffer.take(count - len(continued), self._version)
         held: Counter[str] = getattr(self._buffer, "dropped", None) or Counter()
         self._dropped.update({f"buffer/drop/{reason}": number for reason, number in held.items()})
         held.clear()
         self._num_continued += sum(bool(sample.num_sampled) for group in continued for sample in group.samples)
-        fresh = [new_group(self._cfg, prompt) for prompt in self._prompts.take(count - len(continued))]
+        fresh = self._rollout.new_groups(count - len(continued))
         self._fresh += fresh
         for group in [*continued, *fresh]:
             self._started.append(group.id)
@@ -212,8 +209,8 @@ class _Step:
         return self._started.index(group.id)
 
     def _in_turn(self, group: Group) -> Iterator[Group]:
-        """What is to be settled now that `group` has ended: it, or with `fixed_prompts` all that waited for it, as far
-        as groups are needed."""
+        """The groups to be settled now that `group` has ended: it, or with `fixed_prompts` all that waited for it, as
+        far as groups are needed."""
         if not self._cfg.fixed_prompts:
             yield group
             return
@@ -227,12 +224,6 @@ class _Step:
     def _goes_on(self, group: Group) -> bool:
         """Whether a later step is to have this group of the surplus."""
         return self._cfg.partial or (group.finished and not self._cfg.fixed_prompts)
-
-    def _settle(self, group: Group) -> None:
-        decision = self._judge.decide(group, self._version)
-        self.judged.append((group, decision))
-        if decision.keep:
-            self.kept.append(group)
 
     def _store(self, groups: Iterable[Group]) -> None:
         for group in groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
@@ -23,7 +24,7 @@ _Task = asyncio.Task[None]
 
 
 class Scorer(Protocol):
-    """What the pipeline asks of the reward; `RewardService` is one."""
+    """The reward, as the pipeline asks it; `RewardService` is one."""
 
     async def score(self, sample: Sample) -> Verdict: ...
 
@@ -33,12 +34,8 @@ class Scorer(Protocol):
 
 
 class FailureBudget:
-    """Counts verdicts without a value, and ends the run when their share grows too large.
-
-    Args:
-        cfg: name and `max_failed_share` of the reward.
-        num_expected: samples that are going to be scored at least.
-    """
+    """Counts verdicts without a value, and ends the run when their share grows too large. Of `num_expected` samples,
+    which are going to be scored at least."""
 
     def __init__(self, cfg: RewardConfig, num_expected: int) -> None:
         self._cfg, self._num_expected = cfg, num_expected
@@ -58,25 +55,23 @@ class FailureBudget:
                 self._whose = "program" if sample.status is Status.FAILED else "reward"
                 name = f"reward '{self._cfg.name}'" if self._whose == "reward" else "program of the samples"
                 self._where = f"prompt set '{sample.prompt.set}'" if sample.prompt.set else name
-            self._stop_if_too_many()
+            num_scored = max(self._counts.total(), self._num_expected)
+            num_failed = self._counts.total() - self._counts[VerdictKind.VALUE]
+            if num_failed > self._cfg.max_failed_share * num_scored:
+                what = f"no value for {num_failed} of {num_scored} samples; the first was {self._first}"
+                budget = f"reward.max_failed_share={self._cfg.max_failed_share:g}"
+                todo = f"Mend the {self._whose} or its data, or raise {budget}."
+                raise SlimeError(what, where=self._where, todo=todo)
 
-    def fresh(self) -> FailureBudget:
-        """The same, with nothing counted."""
-        return FailureBudget(self._cfg, self._num_expected)
+    def clear(self) -> None:
+        """Count from now on."""
+        self._counts.clear()
+        self._first = ""
 
     def stats(self) -> dict[str, float]:
         """Counts by cause, as metrics."""
         causes = (VerdictKind.INVALID, VerdictKind.TIMEOUT, VerdictKind.ERROR)
         return {f"rollout/reward_{cause}": float(self._counts[cause]) for cause in causes}
-
-    def _stop_if_too_many(self) -> None:
-        num_scored = max(self._counts.total(), self._num_expected)
-        num_failed = self._counts.total() - self._counts[VerdictKind.VALUE]
-        if num_failed > self._cfg.max_failed_share * num_scored:
-            what = f"no value for {num_failed} of {num_scored} samples; the first was {self._first}"
-            budget = f"reward.max_failed_share={self._cfg.max_failed_share:g}"
-            todo = f"Mend the {self._whose} or its data, or raise {budget}."
-            raise SlimeError(what, where=self._where, todo=todo)
 
 
 class Pipeline:
@@ -111,7 +106,7 @@ class Pipeline:
         self._generating: set[_Task] = set()
         self._scoring: set[_Task] = set()
         self._ended: deque[tuple[_Task, Group, Sample]] = deque()
-        self._wake: asyncio.Future[bool] | None = None
+        self._wake = asyncio.Event()
         self._finished: dict[str, Group] = {}
         self._judged_together: set[str] = set()  # groups, now
         self._aborting = self._has_moved = False
@@ -123,20 +118,25 @@ class Pipeline:
     def reset_counts(self) -> None:
         """Count tokens, failures and seconds from now on."""
         self.attempts.num_tokens = self.attempts.num_drafted = self.attempts.num_accepted = 0
-        self.failures = self.failures.fresh()
+        self.failures.clear()
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         self._busy_before = self._engines.busy_seconds()
 
-    def busy_seconds(self) -> list[float]:
-        """How long each engine has had requests since the pipeline began to count, in the order of the engines."""
-        return [now - self._busy_before.get(engine, 0.0) for engine, now in self._engines.busy_seconds().items()]
+    def stats(self) -> dict[str, float]:
+        """Metrics of what went through the engines and the reward since the pipeline began to count."""
+        attempts, before = self.attempts, self._busy_before
+        busy = [now - before.get(engine, 0.0) for engine, now in self._engines.busy_seconds().items()]
+        found = {"rollout/num_tokens": float(attempts.num_tokens), **_engine_stats(busy), **self.failures.stats()}
+        if attempts.num_drafted:
+            found["rollout/draft_accept_rate"] = attempts.num_accepted / attempts.num_drafted
+        return found
 
     def submit(self, group: Group) -> None:
         """Start on `group`; a sample that is already generated is only scored, one with a verdict left alone."""
         self.active[group.id] = group
         for sample in group.samples:
             self._advance(group, sample)
-        self._wake_up()
+        self._wake.set()
 
     async def next_finished(self) -> Group:
         """The next group whose samples all have verdicts, removed from `active`.
@@ -159,8 +159,7 @@ class Pipeline:
         for task in self._scoring:
             task.cancel()
         now = asyncio.get_running_loop().time
-        deadline = now() + self._patience_s
-        again = now() + GRACE_S
+        deadline, again = now() + self._patience_s, now() + GRACE_S
         while running := set(self._generating):  # all of them may end while the engines abort
             if now() > again:
                 self.attempts.suspend()
@@ -202,19 +201,16 @@ class Pipeline:
             self._start(self._score_group(group), self._scoring, group, sample)
 
     def _fill(self) -> None:
-        while self._waiting and self._num_in_flight < self._max_in_flight:
+        most = self._max_in_flight
+        while self._waiting and len(self._generating) - min(self.attempts.num_away, most) < most:
             group, sample = self._waiting.popleft()
             self._start(self._generate(sample), self._generating, group, sample)
-
-    @property
-    def _num_in_flight(self) -> int:
-        return len(self._generating) - min(self.attempts.num_away, self._max_in_flight)
 
     def _start(self, work: Coroutine[Any, Any, None], running: set[_Task], group: Group, sample: Sample) -> None:
         def end(task: _Task) -> None:
             running.remove(task)
             self._ended.append((task, group, sample))
-            self._wake_up()
+            self._wake.set()
 
         task = asyncio.create_task(work)
         running.add(task)
@@ -234,7 +230,7 @@ class Pipeline:
                 ended.append(self._ended.popleft())
 
     async def _next_end(self) -> tuple[_Task, Group, Sample]:
-        """What ends next; while nothing does, see now and then whether the engines still generate."""
+        """The task that ends next; while none does, see now and then whether the engines still generate."""
         loads: Mapping[Engine, tuple[int, int]] = {}
         while not self._ended:
             is_patient = await self._wait()
@@ -247,31 +243,24 @@ class Pipeline:
         return self._ended.popleft()
 
     async def _wait(self) -> bool:
-        """Until something ends, or an attempt is away and another one can begin; false if the patience is over before.
-
-        A queue and `asyncio.wait_for` would make a task of each wait.
-        """
-        loop = asyncio.get_running_loop()
-        self._wake = wake = loop.create_future()
-        timer = loop.call_later(self._patience_s, _set, wake, False)
+        """Until something ends, or an attempt is away and another one can begin; false if the patience is over
+        before."""
+        self._wake.clear()
         try:
-            is_patient: bool = await wake
-        finally:
-            timer.cancel()
+            async with asyncio.timeout(self._patience_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
         await asyncio.sleep(0)  # what ends in the same moment counts too: then its successors share one message
-        return is_patient
-
-    def _wake_up(self) -> None:
-        if self._wake:
-            _set(self._wake, True)
+        return True
 
     def _one_away(self) -> None:
         self._has_moved = True
         if self._waiting:
-            self._wake_up()
+            self._wake.set()
 
     async def _progress(self, before: Mapping[Engine, tuple[int, int]]) -> Mapping[Engine, tuple[int, int]]:
-        """What the engines have to do now, unless it is what they had to do before."""
+        """The engines' loads; an error if one is what it was before."""
         loads = await self._engines.loads()
         if self._engines.has_lost:  # requests wait for it
             return {}
@@ -311,6 +300,11 @@ class Pipeline:
                 self.failures.add(sample, verdict)
 
 
-def _set(wake: asyncio.Future[bool], value: bool) -> None:
-    if not wake.done():
-        wake.set_result(value)
+def _engine_stats(busy_s: Sequence[float]) -> dict[str, float]:
+    """Of several engines the mean and the largest of their `busy_s`, the seconds with requests, and whose
+    is the largest, the number of an engine. A step waits for that one."""
+    if len(busy_s) < 2:
+        return {}
+    slowest = max(range(len(busy_s)), key=busy_s.__getitem__)
+    mean = statistics.fmean(busy_s)
+    return {"engines/seconds_mean": mean, "engines/seconds_max": busy_s[slowest], "engines/slowest": float(slowest)}

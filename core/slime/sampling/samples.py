@@ -13,21 +13,11 @@ import numpy as np
 from slime.errors import SlimeError
 from slime.estimator import Attempt
 from slime.sampling.guarded import GuardedEstimator
-from slime.segments import Rows, Segment, WeightSpan
-from slime.types import (
-    ADVANTAGES,
-    IS_CURRENT,
-    ROLLOUT_LOGPROBS,
-    Batch,
-    Group,
-    MicroBatch,
-    Sample,
-    Status,
-    TrainSample,
-)
+from slime.segments import Segment, WeightSpan
+from slime.types import ADVANTAGES, IS_CURRENT, ROLLOUT_LOGPROBS, Batch, Group, MicroBatch, Sample, Status, TrainSample
 
 MOST_MISSING = 0.01
-"""Of the tokens that are trained on, those without what engines were to record of them."""
+"""The share of the trained tokens that may lack what engines were to record of them."""
 
 
 def spread(groups: Sequence[Group], num_steps: int, version: int) -> list[Group]:
@@ -52,13 +42,8 @@ def spread(groups: Sequence[Group], num_steps: int, version: int) -> list[Group]
 
 @dataclass(frozen=True)
 class Compared:
-    """The samples of a step that an estimator compares, and the sequences of them that are trained on.
-
-    Attributes:
-        groups: of attempts.
-        sequences: the trainable segments, in their order, with the number of their attempt. Their advantages are 0, as
-            nobody knows them yet.
-    """
+    """The samples of a step that an estimator compares, by group, and the sequences of them that are trained on, each
+    with the number of its attempt. Their advantages are 0, as nobody knows them yet."""
 
     groups: Sequence[Sequence[Attempt]]
     sequences: Sequence[TrainSample]
@@ -86,7 +71,7 @@ class Compared:
 
 
 def with_advantages(batches: Sequence[Batch], advantages: Sequence[np.ndarray]) -> list[Batch]:
-    """What sequences were packed into, with the advantages of their loss tokens."""
+    """Packed sequences, with the advantages of their loss tokens."""
 
     def given(micro: MicroBatch) -> MicroBatch:
         column = np.zeros_like(micro.columns[ADVANTAGES])
@@ -172,7 +157,7 @@ def learning(group: Group, version: int, max_weight_lag: int | None, min_samples
 
 
 def _lag(span: WeightSpan, version: int) -> int:
-    """Of tokens that nobody sampled it says nothing: they have no loss."""
+    """Versions behind `version`; 0 of tokens that nobody sampled, which have no loss."""
     return 0 if span.version is None else version - span.version
 
 
@@ -183,7 +168,7 @@ def _attempt(sample: Sample, version: int, max_weight_lag: int | None) -> Attemp
 
 
 def _train_samples(sample: Sample, attempt: int, version: int, max_weight_lag: int | None) -> Iterator[TrainSample]:
-    """Those of its segments that have a loss token."""
+    """The segments of a sample that have a loss token."""
     for segment in sample.segments:
         loss_mask = _loss_mask(segment, version, max_weight_lag)
         if not loss_mask.any():
@@ -195,16 +180,18 @@ def _train_samples(sample: Sample, attempt: int, version: int, max_weight_lag: i
             columns={
                 ADVANTAGES: np.zeros(len(segment.tokens), dtype=np.float32),
                 ROLLOUT_LOGPROBS: np.asarray(segment.logprobs, dtype=np.float32),
-                IS_CURRENT: _is_current(segment, version),
+                # 1 where weights of `version` alone say the log-prob.
+                IS_CURRENT: _of_tokens(
+                    segment, [_lag(span, version) == 0 and not span.is_mixed for span in segment.spans]
+                ),
             },
             attempt=attempt,
-            recorded={name: _array(rows) for name, rows in segment.recorded.items()},
+            recorded={
+                name: np.frombuffer(rows.data, rows.dtype).reshape(rows.shape)
+                for name, rows in segment.recorded.items()
+            },
             row=sample.prompt.metadata,
         )
-
-
-def _array(rows: Rows) -> np.ndarray:
-    return np.frombuffer(rows.data, rows.dtype).reshape(rows.shape)
 
 
 def with_numbers(samples: Sequence[TrainSample], names: Sequence[str]) -> tuple[list[TrainSample], dict[str, float]]:
@@ -252,11 +239,6 @@ def _loss_mask(segment: Segment, version: int, max_weight_lag: int | None) -> np
         return mask
     young: np.ndarray = mask * _of_tokens(segment, [_lag(span, version) <= max_weight_lag for span in segment.spans])
     return young
-
-
-def _is_current(segment: Segment, version: int) -> np.ndarray:
-    """[num_tokens] float32, 1 where weights of `version` alone say the log-prob."""
-    return _of_tokens(segment, [_lag(span, version) == 0 and not span.is_mixed for span in segment.spans])
 
 
 def _of_tokens(segment: Segment, of_spans: Sequence[bool]) -> np.ndarray:

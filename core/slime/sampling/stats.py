@@ -6,10 +6,18 @@ import bisect
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from slime.sampling.samples import learning
 from slime.types import UNFINISHED, Group, Sample, Status
+
+
+def step_stats(
+    settled: Sequence[Group], kept: Sequence[Group], version: int, max_weight_lag: int | None
+) -> dict[str, float]:
+    """Metrics of a step: of all groups that were judged, and of those that weight `version` is trained on."""
+    lags = lag_stats(kept, version, max_weight_lag)
+    return {**group_stats(settled), **_set_stats(settled), **zero_variance(kept), **lags, **_shaping_stats(kept)}
 
 
 def group_stats(groups: Sequence[Group]) -> dict[str, float]:
@@ -18,10 +26,15 @@ def group_stats(groups: Sequence[Group]) -> dict[str, float]:
     Samples whose reward gave no value are left out of the rewards; with no value at all there is no reward metric.
     """
     samples = [sample for group in groups for sample in group.samples]
-    return {**_notes(samples), **_rewards(groups), **_parts(samples), **_lengths(samples)}
+    notes = _means((sample.metadata for sample in samples), "rollout/{}_mean")
+    parts = _means((sample.verdict.parts for sample in samples if sample.verdict), "rollout/reward_part/{}")
+    rewards, values = {}, [value for group in groups for value in group.raw_rewards]
+    if values:
+        rewards = {"rollout/reward_mean": statistics.fmean(values), "rollout/reward_std": statistics.pstdev(values)}
+    return {**notes, **rewards, **parts, **_lengths(samples)}
 
 
-def set_stats(groups: Sequence[Group]) -> dict[str, float]:
+def _set_stats(groups: Sequence[Group]) -> dict[str, float]:
     """`rollout/<set>/...`, the same of each prompt set, and how many groups it has; nothing where no set is named."""
     by_set = defaultdict[str, list[Group]](list)
     for group in groups:
@@ -38,9 +51,8 @@ def lag_stats(groups: Sequence[Group], version: int, max_weight_lag: int | None)
     and the share of them that lag too far to be trained on; how many groups are left with fewer than two samples,
     or without their only one.
     """
-    spans = [span for group in groups for sample in group.samples for span in sample.spans]
     lags = Counter[int]()
-    for span in spans:
+    for span in (span for group in groups for sample in group.samples for span in sample.spans):
         assert span.version is not None, "they are of sampled tokens"
         lags[version - span.version] += span.num_tokens
     num_tokens = max(1, lags.total())  # every response may be empty
@@ -53,12 +65,6 @@ def lag_stats(groups: Sequence[Group], version: int, max_weight_lag: int | None)
             sum(not learning(group, version, max_weight_lag, min(2, len(group.samples))) for group in groups)
         ),
     }
-
-
-def staleness_stats(ages: Sequence[int]) -> dict[str, float]:
-    """Mean and largest of the `ages` of a step's groups: versions between the oldest token of each and the one that is
-    trained."""
-    return {"rollout/staleness_mean": statistics.fmean(ages), "rollout/staleness_max": float(max(ages))}
 
 
 def zero_variance(groups: Sequence[Group]) -> dict[str, float]:
@@ -78,8 +84,8 @@ def zero_variance(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def shaping_stats(groups: Sequence[Group]) -> dict[str, float]:
-    """What filters added to the rewards of `groups`: the mean, and the share of samples whose reward they changed;
+def _shaping_stats(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards that filters added to those of `groups`: the mean, and the share of samples whose reward they changed;
     nothing where none did."""
     amounts = [sample.shaping for group in groups for sample in group.samples if sample.reward is not None]
     if not any(amounts):
@@ -110,16 +116,6 @@ def length_bias(begun: Sequence[Group], kept: Sequence[Group]) -> dict[str, floa
     return {"rollout/length_bias": statistics.fmean(chosen) - mean}
 
 
-def engine_stats(busy_s: Sequence[float]) -> dict[str, float]:
-    """Where several engines generate: the mean and the largest of their `busy_s`, the seconds with requests, and whose
-    is the largest, the number of an engine. A step waits for that one."""
-    if len(busy_s) < 2:
-        return {}
-    slowest = max(range(len(busy_s)), key=busy_s.__getitem__)
-    mean = statistics.fmean(busy_s)
-    return {"engines/seconds_mean": mean, "engines/seconds_max": busy_s[slowest], "engines/slowest": float(slowest)}
-
-
 def pass_at_k(groups: Sequence[Group], threshold: float) -> dict[str, float]:
     """`rollout/pass_at_<k>`: the chance that one of k responses to a prompt passes, as the mean over prompts, for
     k = 2, 4, 8, ... up to the samples a prompt.
@@ -140,27 +136,12 @@ def pass_at_k(groups: Sequence[Group], threshold: float) -> dict[str, float]:
     return found
 
 
-def _rewards(groups: Sequence[Group]) -> dict[str, float]:
-    values = [value for group in groups for value in group.raw_rewards]
-    if not values:
-        return {}
-    return {"rollout/reward_mean": statistics.fmean(values), "rollout/reward_std": statistics.pstdev(values)}
-
-
-def _parts(samples: Sequence[Sample]) -> dict[str, float]:
-    parts = defaultdict[str, list[float]](list)
-    for sample in samples:
-        for name, value in (sample.verdict.parts if sample.verdict else {}).items():
-            parts[name].append(value)
-    return {f"rollout/reward_part/{name}": statistics.fmean(values) for name, values in sorted(parts.items())}
-
-
-def _notes(samples: Sequence[Sample]) -> dict[str, float]:
-    notes = defaultdict[str, list[float]](list)
-    for sample in samples:
-        for name, value in sample.metadata.items():
-            notes[name].append(value)
-    return {f"rollout/{name}_mean": statistics.fmean(values) for name, values in sorted(notes.items())}
+def _means(told: Iterable[Mapping[str, float]], metric: str) -> dict[str, float]:
+    found = defaultdict[str, list[float]](list)
+    for each in told:
+        for name, value in each.items():
+            found[name].append(value)
+    return {metric.format(name): statistics.fmean(values) for name, values in sorted(found.items())}
 
 
 def _lengths(samples: Sequence[Sample]) -> dict[str, float]:

@@ -32,7 +32,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """What all steps are packed for; see `pack`. With a `share_below` of 0 nothing is shared."""
+    """Limits and costs that all steps are packed for; see `pack`. With a `share_below` of 0 nothing is shared."""
 
     num_dp: int
     multiple: int
@@ -44,8 +44,8 @@ class Shape:
     lookahead: int = 0
 
     def work(self, tokens: np.ndarray) -> np.ndarray:
-        """Of whole sequences, in tokens of one that is so short that attention costs nothing: `Attention.keys` in the
-        mean of their queries."""
+        """The work of whole sequences, in tokens of one that is so short that attention costs nothing:
+        `Attention.keys` in the mean of their queries."""
         found = tokens.astype(np.float64)
         for one in self.attention:
             met = np.minimum(tokens, one.most_keys)
@@ -53,11 +53,10 @@ class Shape:
         return found
 
     def sizes(self, samples: Sequence[TrainSample], units: Sequence[Unit]) -> Sizes:
-        """Of all units."""
-        return _Members.of(samples, units, self).sizes(_starts(len(unit.members) for unit in units))
+        """The sizes of all units."""
+        return _Members(samples, units, self).sizes(_starts(len(unit.members) for unit in units))
 
 
-@dataclass(frozen=True)
 class _Members:
     """Samples in the order of their units, whose first ones are at `starts` [units].
 
@@ -66,29 +65,16 @@ class _Members:
         shared: that a sample lacks if the one before it is of its unit, [members].
     """
 
-    tokens: np.ndarray
-    shared: np.ndarray
-    shape: Shape
-
-    @classmethod
-    def of(cls, samples: Sequence[TrainSample], units: Sequence[Unit], shape: Shape) -> _Members:
-        tokens = [len(samples[i].tokens) for unit in units for i in unit.members]
-        return cls(np.asarray(tokens), np.asarray([count for unit in units for count in unit.shared]), shape)
-
-    def counts(self, starts: np.ndarray) -> np.ndarray:
-        """Samples of each unit."""
-        return np.diff(starts, append=len(self.tokens))
+    def __init__(self, samples: Sequence[TrainSample], units: Sequence[Unit], shape: Shape) -> None:
+        self.tokens = np.asarray([len(samples[i].tokens) for unit in units for i in unit.members])
+        self.shared = np.asarray([count for unit in units for count in unit.shared])
+        self.shape = shape
 
     def skipped(self, starts: np.ndarray) -> np.ndarray:
         """Tokens that each lacks: the first of a unit none."""
         found = self.shared.copy()
         found[starts] = 0
         return found
-
-    def left(self, starts: np.ndarray) -> float:
-        """The share of the tokens, padding included, that are not lacked."""
-        alone = padded(self.tokens, self.shape.align).sum()
-        return float(padded(self.tokens - self.skipped(starts), self.shape.align).sum() / alone)
 
     def sizes(self, starts: np.ndarray) -> Sizes:
         """A unit takes its tokens as rows of its micro-batch, or, if that is more, its keys over `KEYS_A_ROW`. Every
@@ -104,10 +90,10 @@ class _Members:
         return _Packed(starts, sizes, fill(sizes, num_dp, num_dp * self.shape.multiple))
 
     def divided(self, starts: np.ndarray, most: float) -> np.ndarray:
-        """Where units start that are halved until none has more than `most` rows or it is one sample: in their middle
+        """Starts of units that are halved until none has more than `most` rows or it is one sample: in their middle
         half, where least is shared."""
         while True:
-            counts = self.counts(starts)
+            counts = np.diff(starts, append=len(self.tokens))
             large = (counts > 1) & (self.sizes(starts).rows > most)
             if not large.any():
                 return starts
@@ -124,7 +110,7 @@ class _Members:
 
 
 class _Packed(NamedTuple):
-    """Where units start, their sizes, and the micro-batches that they are in."""
+    """Starts of units, their sizes, and the micro-batches that they are in."""
 
     starts: np.ndarray
     sizes: Sizes
@@ -135,7 +121,7 @@ Tokens = TypeVar("Tokens", int, np.ndarray)
 
 
 def padded(num_tokens: Tokens, align: int) -> Tokens:
-    """To a multiple of `align`."""
+    """The tokens up to a multiple of `align`."""
     return -(-num_tokens // align) * align
 
 
@@ -148,8 +134,9 @@ def share_out(samples: Sequence[TrainSample], members: Sequence[int], shape: Sha
         groups = [_group(samples, list(group), shape) for _, group in by_prompt]
     else:
         groups = [Unit(list(members), [0] * len(members))]
-    sequences, starts = _Members.of(samples, groups, shape), _starts(len(group.members) for group in groups)
-    if sequences.left(starts) > shape.share_below > 0:
+    sequences, starts = _Members(samples, groups, shape), _starts(len(group.members) for group in groups)
+    alone, own = (padded(sequences.tokens - lacked, shape.align).sum() for lacked in (0, sequences.skipped(starts)))
+    if own / alone > shape.share_below > 0:
         return share_out(samples, members, replace(shape, share_below=0.0))
     if shape.whole_attempts:
         packed = sequences.filled(starts)

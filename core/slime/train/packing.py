@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class RankLayout(NamedTuple):
-    """What the driver has to know of a trainer rank to pack for it; all but the first are the same on every rank."""
+    """Facts of a trainer rank that the driver packs by; all but the first are the same on every rank."""
 
     data_parallel_rank: int
     data_parallel_size: int
@@ -82,7 +82,9 @@ def pack(
     if whole_attempts:
         loss_mean = LossMean.sample
         for unit in found:
-            _check_whole(int(lengths[unit].sum()), unit, max_tokens)
+            if (num_rows := int(lengths[unit].sum())) > max_tokens:
+                whole = f"samples {unit[0]} to {unit[-1]} belong together and have {num_rows} tokens"
+                raise _over_cap(whole, num_rows, max_tokens)
     steps = np.array_split(np.arange(len(found)), num_optimizer_steps)
     weigh = partial(_token_weights, loss_mean=loss_mean, max_response_tokens=max_response_tokens)
     shape = Shape(num_dp, micro_batch_multiple, align, max_tokens, share_below, attention, whole_attempts, lookahead)
@@ -101,22 +103,17 @@ def skipped_steps(num_batches: int, num_steps: int, step: int) -> dict[str, floa
 
 def _check(samples: Sequence[TrainSample], lengths: np.ndarray, max_tokens: int) -> None:
     for index in np.flatnonzero(lengths > max_tokens)[:1].tolist():
-        raise SlimeError(
-            f"sample {index} has {samples[index].num_tokens} tokens ({lengths[index]} padded), the cap is {max_tokens}",
-            where="train.max_tokens_per_micro_batch",
-            todo=f"Raise it to {lengths[index]} or more, or lower the prompt and response limits.",
-        )
+        what = f"sample {index} has {samples[index].num_tokens} tokens ({lengths[index]} padded)"
+        raise _over_cap(what, lengths[index], max_tokens, ", or lower the prompt and response limits")
     columns = samples[0].columns.keys() if samples else ()
     for index, sample in enumerate(samples):
         assert len(sample.loss_mask) < len(sample.tokens), f"sample {index} has no prompt token"
         assert sample.columns.keys() == columns, "all samples have the same columns"
 
 
-def _check_whole(num_rows: int, unit: list[int], max_tokens: int) -> None:
-    if num_rows > max_tokens:
-        what = f"samples {unit[0]} to {unit[-1]} belong together and have {num_rows} tokens, the cap is {max_tokens}"
-        todo = f"Raise it to {num_rows} or more."
-        raise SlimeError(what, where="train.max_tokens_per_micro_batch", todo=todo)
+def _over_cap(what: str, num_rows: int, max_tokens: int, otherwise: str = "") -> SlimeError:
+    todo = f"Raise it to {num_rows} or more{otherwise}."
+    return SlimeError(f"{what}, the cap is {max_tokens}", where="train.max_tokens_per_micro_batch", todo=todo)
 
 
 def _check_logprobs(micro_batches: Iterable[MicroBatch], samples: Sequence[TrainSample]) -> None:
@@ -124,20 +121,15 @@ def _check_logprobs(micro_batches: Iterable[MicroBatch], samples: Sequence[Train
     with np.errstate(invalid="ignore"):  # of infinities in a sum
         is_finite = all(np.isfinite(micro.columns[ROLLOUT_LOGPROBS].sum()) for micro in micro_batches)
     for index, sample in () if is_finite else enumerate(samples):
-        _check_logprobs_of(index, sample)
-
-
-def _check_logprobs_of(index: int, sample: TrainSample) -> None:
-    logprobs = sample.columns[ROLLOUT_LOGPROBS]
-    broken = np.flatnonzero(~np.isfinite(logprobs) & (sample.loss_mask != 0))
-    if len(broken):
-        token = sample.tokens[sample.num_tokens - sample.num_response_tokens + broken[0]]
-        raise SlimeError(
-            f"the engine gave log-prob {logprobs[broken[0]]:g} to token {token}, which it had sampled itself",
-            where=f"sample {index} of the rollout, response token {broken[0]}",
-            todo="Its logits overflow or its sampler is broken: try another precision, attention_backend or "
-            "sampling_backend in rollout.sglang.",
-        )
+        logprobs = sample.columns[ROLLOUT_LOGPROBS]
+        for first in np.flatnonzero(~np.isfinite(logprobs) & (sample.loss_mask != 0))[:1]:
+            token = sample.tokens[sample.num_tokens - sample.num_response_tokens + first]
+            raise SlimeError(
+                f"the engine gave log-prob {logprobs[first]:g} to token {token}, which it had sampled itself",
+                where=f"sample {index} of the rollout, response token {first}",
+                todo="Its logits overflow or its sampler is broken: try another precision, attention_backend or "
+                "sampling_backend in rollout.sglang.",
+            )
 
 
 def _batch(
@@ -230,7 +222,7 @@ def _micro_batch(
 
 
 def shared_rows(cu_seqlens: Sequence[int], prefixes: Sequence[int]) -> list[tuple[range, ...]]:
-    """Of each sequence the rows of the first tokens, which it lacks (`MicroBatch.prefixes`), in the tokens' order."""
+    """The rows of the first tokens that each sequence lacks (`MicroBatch.prefixes`), in the tokens' order."""
     found, before = list[tuple[range, ...]](), tuple[range, ...]()
     for (start, end), count in zip(pairwise(cu_seqlens), prefixes, strict=True):
         stops = accumulate(map(len, before))
@@ -250,7 +242,7 @@ def num_readers(micro: MicroBatch) -> np.ndarray:
 
 
 def _tokens(members: Sequence[TrainSample], skipped: Sequence[int], paddings: Sequence[int]) -> np.ndarray:
-    """Those of each sample that it has itself, and 0 as padding behind them."""
+    """Tokens that each sample has itself, and 0 as padding behind them."""
     nothing, parts = np.zeros(max(paddings), np.int64), []
     for sample, skip, padding in zip(members, skipped, paddings, strict=True):
         parts += [sample.tokens[skip:], nothing[:padding]] if padding else [sample.tokens[skip:]]
@@ -285,7 +277,7 @@ def _blank(column: np.ndarray, num_tokens: int) -> np.ndarray:
 def _recorded(
     members: Sequence[TrainSample], skipped: Sequence[int], starts: Sequence[int], num_tokens: int
 ) -> dict[str, np.ndarray]:
-    """What engines recorded, at the tokens that it is about."""
+    """Records of engines, at the tokens that they are about."""
     kinds = {name: rows for sample in members for name, rows in sample.recorded.items()}
     found = {name: np.zeros((num_tokens, *rows.shape[1:]), rows.dtype) for name, rows in kinds.items()}
     for sample, skip, start in zip(members, skipped, starts, strict=True) if kinds else ():

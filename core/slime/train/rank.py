@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from slime.config.schema import Device
 from slime.digest import FileFacts
@@ -16,12 +16,7 @@ from slime.extras import install
 from slime.imports import absent
 from slime.train.packing import RankLayout
 from slime.types import Batch
-
-if TYPE_CHECKING:
-    import torch
-
-    from slime.weights.portions import Export, Receivers
-    from slime.weights.quantized import Quantizer
+from slime.weights.portions import Weights
 
 TRAINER = "slime_megatron.train.trainer:Trainer"
 """The class of its ranks. There is no other to choose: the keys of `train`, and families and their blocks, are written
@@ -30,14 +25,8 @@ in Megatron-core's words."""
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes of one rank.
-
-    Attributes:
-        host: its name.
-        device: all that the driver counts on the rank's device, other processes' included, when this rank held most;
-            None on cpu.
-        process: resident memory of the process.
-    """
+    """Bytes of one rank on its host: all that the driver counts on the rank's device, other processes' included, when
+    this rank held most (None on cpu), and the process's resident memory."""
 
     host: str
     device: int | None
@@ -59,16 +48,12 @@ class Saving(Protocol):
         """
 
 
-class TrainerRank(Protocol):
+class TrainerRank(Weights, Protocol):
     """Made with the config, its number, the number of ranks, and where they meet (host and port, or a file and 0): it
     joins the others and builds the model. Every method is collective: all ranks call it with the same arguments."""
 
-    @property
-    def device(self) -> torch.device:
-        """Of its weights."""
-
     def layout(self) -> RankLayout:
-        """What the driver packs by."""
+        """The facts that the driver packs by."""
 
     def init_weights(self) -> None:
         """Take the weights that a run starts from."""
@@ -83,15 +68,12 @@ class TrainerRank(Protocol):
         """Make the critic of a stage; nothing if it has none."""
 
     def penalties(self, batches: Sequence[Batch], stage: str) -> dict[int, float]:
-        """What a stage's objective takes from rewards (`slime.algo.stages.PenalisesRewards`), before `train` is called
-        with the same samples: by number of a sample, the sum over loss tokens. The sums of all ranks add up."""
+        """Amounts that a stage's objective takes from rewards (`slime.algo.stages.PenalisesRewards`), before `train` is
+        called with the same samples: by number of a sample, the sum over loss tokens. The sums of all ranks add up."""
 
     def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
-        """One step of a stage, an optimizer step a batch; returns its metrics, the same on every rank.
-
-        Args:
-            learns: False: the objective's metrics are measured, and nothing changes.
-        """
+        """One step of a stage, an optimizer step a batch; returns its metrics, the same on every rank. Unless it
+        `learns`, the objective's metrics are measured, and nothing changes."""
 
     def usage(self) -> Usage:
         """The most that this rank's device and process held since it was asked last."""
@@ -110,12 +92,6 @@ class TrainerRank(Protocol):
 
     def load(self, path: Path) -> None:
         """Take up what was saved, also in another parallel layout."""
-
-    def export_plan(
-        self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None, whole: bool
-    ) -> Export:
-        """The weights in buckets, divided among `receivers`; if not `whole`, of a model whose adapters are published as
-        they are, these alone."""
 
     def export_hf(self, source: Path, destination: Path) -> None:
         """Write the current weights as an HF folder, with tokenizer and other files of the folder `source`."""

@@ -5,20 +5,20 @@ No torch. An error names what was done to the weights, since that is what has to
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from slime.config.hf import QUANTIZATION, read_hf_config
 from slime.config.paths import resolve
+from slime.data.tokenizer_files import read_object
 from slime.errors import SlimeError
 from slime.weights.elsewhere import checkpoint_of, has_weights
 from slime.weights.file_tensors import FileTensor, header
 from slime.weights.other_forms import recognised
 
 MODELOPT = "hf_quant_config.json"
-"""Where NVIDIA's ModelOpt says how it has quantised; SGLang reads it, too."""
+"""The file in which NVIDIA's ModelOpt says how it has quantised; SGLang reads it, too."""
 _FLOATS = ("BF16", "F16", "F32", "F64")
 _NAMES = {
     "awq": "AWQ", "gptq": "GPTQ", "mxfp4": "MXFP4", "nvfp4": "NVFP4", "modelopt": "ModelOpt", "modelopt_fp4": "NVFP4",
@@ -29,7 +29,7 @@ _ENDINGS = (
     (".SCB", "bitsandbytes"), (".weight_packed", "compressed-tensors"), (".weight_scale_2", "nvfp4"),
     ("_blocks", "mxfp4"), (".W_q", "hqq"), (".weight_qdata", "torchao"),
 )  # fmt: skip
-"""What the names of tensors end with that only such a checkpoint has."""
+"""Ends of the names of tensors that only such a checkpoint has."""
 _DEQUANTIZED = {
     "bitsandbytes": "load it by transformers, call dequantize(), and save it by save_pretrained",
     "mxfp4": "load it by transformers with Mxfp4Config(dequantize=True), and save it by save_pretrained",
@@ -38,7 +38,7 @@ _BLOCK = [128, 128]
 
 
 def trainable_config(path: str, num_layers: int | None) -> dict[str, Any]:
-    """As `slime.config.hf.read_hf_config`, of a folder whose weights, if they are there, are not quantised.
+    """Do as `slime.config.hf.read_hf_config`, of a folder whose weights, if they are there, are not quantised.
 
     Raises:
         SlimeError: as that; they are quantised, or another form of weights lies in the place of config.json.
@@ -55,7 +55,7 @@ def trainable_config(path: str, num_layers: int | None) -> dict[str, Any]:
 def quantization(
     folder: Path, hf: Mapping[str, Any], tensors: Mapping[str, FileTensor] | None = None
 ) -> SlimeError | None:
-    """What is wrong with weights that are quantised, or said to be; None: neither.
+    """The fault of weights that are quantised, or said to be; None: neither.
 
     Args:
         tensors: of the folder; None: they are looked up where something says that they are quantised.
@@ -70,7 +70,10 @@ def quantization(
     where = str(folder / ("config.json" if hf.get(QUANTIZATION) else MODELOPT if said else ""))
     found, method = _of_tensors(tensors) if tensors else None, _method(said) if said else None
     if said and tensors and found is None:
-        return _left_over(where, field, method, tensors)
+        dtypes = ", ".join(sorted({each.dtype for each in tensors.values() if each.dtype in _FLOATS}))
+        what = f"'{field}' says that the weights are quantised ('{method}'), but they are {dtypes}"
+        todo = f"Remove {field}, a rest of what the model was made from or trained with."
+        return SlimeError(what, where=where, todo=todo)
     if found is None and method is None:
         return None
     kind = method if found in (None, "integers", "fp8") and method else found
@@ -83,17 +86,10 @@ def quantization(
     return SlimeError(f"the weights are quantised: {shown}", where=where, todo=todo)
 
 
-def _left_over(where: str, field: str, method: str | None, tensors: Mapping[str, FileTensor]) -> SlimeError:
-    dtypes = ", ".join(sorted({each.dtype for each in tensors.values() if each.dtype in _FLOATS}))
-    what = f"'{field}' says that the weights are quantised ('{method}'), but they are {dtypes}"
-    todo = f"Remove {field}, a rest of what the model was made from or trained with."
-    return SlimeError(what, where=where, todo=todo)
-
-
 def _fp8(
     folder: Path, where: str, said: Mapping[str, Any] | None, tensors: Mapping[str, FileTensor] | None
 ) -> SlimeError:
-    """Of weights in FP8: some are converted."""
+    """The error of weights in FP8, some of which are converted."""
     what = "the weights are FP8"
     if not said:
         todo = f"config.json has no '{QUANTIZATION}': take the published one, and run 'slime convert fp8-to-bf16'."
@@ -124,7 +120,7 @@ def _of_tensors(tensors: Mapping[str, FileTensor]) -> str | None:
 
 
 def _method(said: Mapping[str, Any]) -> str:
-    """What `quantization_config` calls it; older ones of bitsandbytes have no name."""
+    """The method's name in `quantization_config`; older ones of bitsandbytes have no name."""
     name, algorithm = str(said.get("quant_method") or ""), str(said.get("quant_algo") or "")
     if said.keys() & {"load_in_4bit", "load_in_8bit"}:
         name = name or "bitsandbytes"
@@ -132,11 +128,7 @@ def _method(said: Mapping[str, Any]) -> str:
 
 
 def _modelopt(folder: Path) -> Mapping[str, Any] | None:
-    try:
-        found = json.loads((folder / MODELOPT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    said = found.get("quantization") if isinstance(found, dict) else None
+    said = read_object(folder / MODELOPT).get("quantization")
     return {"quant_method": "modelopt", **said} if isinstance(said, dict) else None
 
 
@@ -153,12 +145,19 @@ _WRAPPERS = {
     "language_model": ("by a model of several modalities", _ALONE),
 }
 _PARTS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer")
-"""Of names: what wrappers of single layers leave in the middle."""
+"""Parts that wrappers of single layers leave in the middle of names."""
+_SURPLUS = (
+    ("lora_", "adapters are in it, not merged ('{}')", _MERGE),
+    ("v_head.", "it has a value head of TRL ('{}')", _INSIDE.format("pretrained_model")),
+    ("visual.", "it is a model of several modalities ('{}')", _ALONE),
+    ("vision_", "it is a model of several modalities ('{}')", _ALONE),
+)
+"""Parts of the names of tensors that were put on a model."""
 _SAMPLE = 200
 
 
 def changed_names(missing: Collection[str], tied: Collection[str], unexpected: Iterable[str]) -> tuple[str, str] | None:
-    """What was done to the names of tensors, and what to do; None: nothing that is known.
+    """Changes of the names of tensors, and what to do; None: nothing that is known.
 
     Args:
         missing: names of the model that the checkpoint has not.
@@ -180,7 +179,10 @@ def changed_names(missing: Collection[str], tied: Collection[str], unexpected: I
         _, _, rest = meant.partition(".")
         if rest and rest in there:
             return _base_class(meant, rest, missing)
-    return next(_surplus(found), None)
+    for mark, what, todo in _SURPLUS:
+        if marked := next((name for name in found if mark in name), None):
+            return what.format(marked), todo
+    return None
 
 
 def _without(name: str, wanted: Collection[str]) -> tuple[str, str] | None:
@@ -200,20 +202,6 @@ def _base_class(meant: str, rest: str, missing: Collection[str]) -> tuple[str, s
     lost = sorted(name for name in missing if not name.startswith(begin))
     what = f"names of tensors lack '{begin}' ('{rest}' for '{meant}'): the base class was saved (AutoModel)"
     if lost:
-        return (
-            f"{what}, without '{lost[0]}'",
-            "Save the whole model, of AutoModelForCausalLM: its output layer is not here.",
-        )
+        todo = "Save the whole model, of AutoModelForCausalLM: its output layer is not here."
+        return f"{what}, without '{lost[0]}'", todo
     return what, "Load the folder by AutoModelForCausalLM.from_pretrained(...), and save it by save_pretrained(...)."
-
-
-def _surplus(found: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Tensors of what was put on a model."""
-    for mark, what, todo in (
-        ("lora_", "adapters are in it, not merged ('{}')", _MERGE),
-        ("v_head.", "it has a value head of TRL ('{}')", _INSIDE.format("pretrained_model")),
-        ("visual.", "it is a model of several modalities ('{}')", _ALONE),
-        ("vision_", "it is a model of several modalities ('{}')", _ALONE),
-    ):
-        if marked := next((name for name in found if mark in name), None):
-            yield what.format(marked), todo

@@ -32,8 +32,10 @@ def checkpoint_of(folder: Path) -> dict[str, set[str]]:
     """
     if not has_weights(folder):
         raise lacking(folder)
-    if adapter := next((name for name in ADAPTERS if (folder / name).is_file()), None):
-        raise _adapter_beside(folder, adapter)
+    if file := next((name for name in ADAPTERS if (folder / name).is_file()), None):
+        what = f"'{file}' lies beside the model: transformers loads that adapter with it, slime would train without"
+        todo = f"Merge it: {merged(folder)}; or move it to another folder to train the model without it."
+        raise SlimeError(what, where=str(folder), todo=todo)
     indexed = weight_map(folder / INDEX) if (folder / INDEX).is_file() else None
     if (folder / SINGLE).is_file():
         if indexed is None:
@@ -88,9 +90,3 @@ def _missing(folder: Path, missing: Sequence[str], named: Collection[str]) -> Sl
         todo = f"'{strays[0]}' is there and not in the index: fetch the shards and the index of one checkpoint."
         return SlimeError(what, where=str(folder), todo=todo)
     return damaged(what, folder)
-
-
-def _adapter_beside(folder: Path, file: str) -> SlimeError:
-    what = f"'{file}' lies beside the model: transformers loads that adapter with it, slime would train without"
-    todo = f"Merge it: {merged(folder)}; or move it to another folder to train the model without it."
-    return SlimeError(what, where=str(folder), todo=todo)

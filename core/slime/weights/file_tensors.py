@@ -1,4 +1,4 @@
-"""What the headers of safetensors and their index say, read by the standard library alone."""
+"""The headers of safetensors and their index, read by the standard library alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,13 +28,8 @@ _PIECE_BYTES = 2**22
 
 @dataclass(frozen=True)
 class FileTensor:
-    """Where a tensor lies and what its file says of it; `dtype` in the file's own words ("BF16").
-
-    Attributes:
-        start: of its first byte in the file.
-        size: in bytes.
-        stored_as: its name there, where it stands for another (`slime.weights.hf_check`).
-    """
+    """A tensor's place, and what its file says of it: `dtype` in the file's own words ("BF16"), first byte and bytes;
+    `stored_as` is its name there, where it stands for another (`slime.weights.hf_check`)."""
 
     file: str
     shape: tuple[int, ...]
@@ -49,18 +45,26 @@ def header(folder: Path, file: str) -> dict[str, FileTensor]:
     Raises:
         SlimeError: it is missing, cut short, no safetensors file, or a pointer of Git LFS.
     """
+    found: dict[str, FileTensor] = {}
+    with naming_faults(folder, file, _Torn), (folder / file).open("rb") as opened:
+        found |= _entries(file, opened)
+    return found
+
+
+@contextmanager
+def naming_faults(folder: Path, file: str, torn: type[Exception]) -> Iterator[None]:
+    """Say in one line why a file cannot be read; `torn` is raised by who finds something else than tensors in it."""
     try:
-        with (folder / file).open("rb") as opened:
-            return _entries(file, opened)
+        yield
     except FileNotFoundError:
         raise damaged(f"'{file}' is missing", folder) from None
     except OSError as error:
         what = f"'{file}' cannot be read ({error.strerror or error})"
         raise SlimeError(what, where=str(folder), todo="Give this user the right to it.") from None
-    except _Torn as torn:
+    except torn as error:
         if is_pointer(folder / file):
             raise pointer(folder / file) from None
-        raise damaged(f"'{file}' is torn or no safetensors file ({torn})", folder) from None
+        raise damaged(f"'{file}' is torn or no safetensors file ({error})", folder) from None
 
 
 def weight_map(index: Path) -> dict[str, str]:

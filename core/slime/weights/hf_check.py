@@ -1,4 +1,5 @@
-"""Whether a Hugging Face checkpoint is one of the model: its headers are read, of its values those of tied copies."""
+"""A check that a Hugging Face checkpoint is one of the model: its headers are read, of its values those of tied
+copies."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _MASK = re.compile(r"\.(?:self_attn|attn|attention)\.(?:masked_)?bias$")
 
 
 def check_tensors(files: HfFiles, mapping: WeightMapping) -> None:
-    """Whether a checkpoint has the tensors of the model and no others, in dtypes that can be loaded.
+    """Check that a checkpoint has the tensors of the model and no others, in dtypes that can be loaded.
 
     Raises:
         SlimeError: it has not.
@@ -44,7 +45,7 @@ def check_tensors(files: HfFiles, mapping: WeightMapping) -> None:
 
 
 def stand_in(files: HfFiles, mapping: WeightMapping) -> None:
-    """Of two tensors that are tied, the one that a checkpoint holds is the other, too."""
+    """Let the one of two tied tensors that a checkpoint holds be the other, too."""
     for copy, name in mapping.tied.items():
         if name not in files.tensors and copy in files.tensors:
             files.tensors[name] = replace(files.tensors[copy], stored_as=copy)
@@ -53,10 +54,8 @@ def stand_in(files: HfFiles, mapping: WeightMapping) -> None:
 def untied(files: HfFiles, copy: str, name: str) -> SlimeError:
     """The one line about tensors that are tied and yet differ."""
     what = f"config.json ties '{copy}' to '{name}' (tie_word_embeddings), but their values differ"
-    todo = (
-        "transformers does not tie them then. To train both, set tie_word_embeddings to false in config.json; if "
-        f"'{copy}' is a stale copy, remove it from the safetensors."
-    )
+    todo = "transformers does not tie them then. To train both, set tie_word_embeddings to false in config.json; if "
+    todo += f"'{copy}' is a stale copy, remove it from the safetensors."
     return SlimeError(what, where=str(files.folder), todo=todo)
 
 
@@ -75,11 +74,8 @@ def _check_dtypes(files: HfFiles, names: Iterable[str]) -> None:
             load = "AutoModelForCausalLM.from_pretrained(..., dtype='bfloat16').save_pretrained(...)"
             is_float = found.dtype == "F64"
             todo = f"Write them in BF16 by transformers: {load}." if is_float else "Name the checkpoint in BF16."
-            raise SlimeError(
-                f"'{name}' has dtype {found.dtype}, not one of {', '.join(sorted(LOADED))}",
-                where=str(files.folder / found.file),
-                todo=todo,
-            )
+            what = f"'{name}' has dtype {found.dtype}, not one of {', '.join(sorted(LOADED))}"
+            raise SlimeError(what, where=str(files.folder / found.file), todo=todo)
 
 
 def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
@@ -96,11 +92,9 @@ def _check_names(files: HfFiles, mapping: WeightMapping) -> None:
         and not is_computed(name, tensor)
     )
     if missing and mapping.draft_names == set(missing):
-        raise SlimeError(
-            f"the multi-token prediction layer is missing, all of its {len(missing)} tensors",
-            where=str(files.folder),
-            todo="If the checkpoint was saved without it, set num_nextn_predict_layers to 0 in its config.json.",
-        )
+        what = f"the multi-token prediction layer is missing, all of its {len(missing)} tensors"
+        todo = "If the checkpoint was saved without it, set num_nextn_predict_layers to 0 in its config.json."
+        raise SlimeError(what, where=str(files.folder), todo=todo)
     if cause := changed_names(missing, mapping.tied.keys(), unexpected):
         raise SlimeError(cause[0], where=str(files.folder), todo=cause[1])
     if missing:
@@ -120,8 +114,5 @@ def _name_error(files: HfFiles, names: list[str], fault: str, others: list[str])
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     close = nearest(names[0], others)
     hint = f" The nearest name is '{close}'." if close else ""
-    return SlimeError(
-        f"the tensor '{names[0]}'{more} {fault}",
-        where=str(files.folder),
-        todo=f"Check that the checkpoint and its config.json belong together.{hint}",
-    )
+    todo = f"Check that the checkpoint and its config.json belong together.{hint}"
+    return SlimeError(f"the tensor '{names[0]}'{more} {fault}", where=str(files.folder), todo=todo)

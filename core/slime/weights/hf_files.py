@@ -11,14 +11,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from slime.errors import SlimeError
-from slime.files import is_pointer, pointer
 from slime.weights.elsewhere import checkpoint_of
-from slime.weights.file_tensors import INDEX, FileTensor, damaged, header, same_bytes
+from slime.weights.file_tensors import INDEX, FileTensor, damaged, header, naming_faults, same_bytes
 
 
 @dataclass
 class HfTensors:
-    """What a checkpoint folder holds, or would hold: by its safetensors, or by its config.json alone."""
+    """The tensors that a checkpoint folder holds, or would hold: by its safetensors, or by its config.json alone."""
 
     folder: Path
     tensors: dict[str, FileTensor]
@@ -34,39 +33,27 @@ class HfFiles(HfTensors):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, {})
-        self.tensors = self._headers(checkpoint_of(folder))
+        for file, names in checkpoint_of(folder).items():
+            here = header(folder, file)
+            if missing := sorted(names - here.keys()):
+                what = f"'{file}' lacks '{missing[0]}', which {INDEX} promises ({len(missing)} in all)"
+                raise damaged(what, folder)
+            self._refuse_second(here)
+            self.tensors |= here
 
     @contextmanager
     def open(self, file: str, framework: str = "pt") -> Iterator[Any]:
         """The open safetensors file, whose `get_slice(name)[rows]` reads those rows only."""
-        try:
-            with safe_open(self.folder / file, framework=framework) as opened:
-                yield opened
-        except FileNotFoundError:
-            raise damaged(f"'{file}' is missing", self.folder) from None
-        except SafetensorError as error:
-            if is_pointer(self.folder / file):
-                raise pointer(self.folder / file) from None
-            raise damaged(f"'{file}' is torn or no safetensors file ({error})", self.folder) from None
-        except OSError as error:
-            what = f"'{file}' cannot be read ({error.strerror or error})"
-            raise SlimeError(what, where=str(self.folder), todo="Give this user the right to it.") from None
+        with (
+            naming_faults(self.folder, file, SafetensorError),
+            safe_open(self.folder / file, framework=framework) as opened,
+        ):
+            yield opened
 
-    def _headers(self, promised: Mapping[str, set[str]]) -> dict[str, FileTensor]:
-        found: dict[str, FileTensor] = {}
-        for file, names in promised.items():
-            here = header(self.folder, file)
-            if missing := sorted(names - here.keys()):
-                what = f"'{file}' lacks '{missing[0]}', which {INDEX} promises ({len(missing)} in all)"
-                raise damaged(what, self.folder)
-            self._refuse_second(found, here)
-            found |= here
-        return found
-
-    def _refuse_second(self, found: Mapping[str, FileTensor], here: Mapping[str, FileTensor]) -> None:
+    def _refuse_second(self, here: Mapping[str, FileTensor]) -> None:
         """Refuse a tensor that two files hold with other values: which of them is read differs by reader."""
-        for name in sorted(found.keys() & here.keys()):
-            if not same_bytes(self.folder, found[name], here[name]):
-                what = f"'{name}' is in '{found[name].file}' and, with other values, in '{here[name].file}'"
+        for name in sorted(self.tensors.keys() & here.keys()):
+            if not same_bytes(self.folder, self.tensors[name], here[name]):
+                what = f"'{name}' is in '{self.tensors[name].file}' and, with other values, in '{here[name].file}'"
                 todo = "These files are of two checkpoints: fetch all of one again, into an empty folder."
                 raise SlimeError(what, where=str(self.folder), todo=todo)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from glob import escape
 from pathlib import Path
 
+from slime.data.tokenizer_files import read_object
 from slime.errors import SlimeError
 from slime.weights.file_tensors import INDEX, SINGLE, damaged, shards
 
 ADAPTER = "adapter_config.json"
 ADAPTERS = (ADAPTER, "adapter_model.safetensors", "adapter_model.bin")
 MEGATRONS = "metadata.json"
-"""What Megatron-core writes last into a checkpoint of its own: the format."""
+"""The file that Megatron-core writes last into a checkpoint of its own: the format."""
 Form = tuple[tuple[str, ...], str, str]
 """Patterns of file names; what they are; what to do."""
 _BESIDE = re.compile(r"(?:optimizer|scheduler|scaler|rng_state|training_args)[\w-]*\.\w+")
@@ -22,10 +22,8 @@ _BESIDE = re.compile(r"(?:optimizer|scheduler|scaler|rng_state|training_args)[\w
 
 def merged(folder: Path) -> str:
     """The line that makes a model of an adapter and its base."""
-    return (
-        f"PEFT's AutoPeftModelForCausalLM.from_pretrained('{folder}').merge_and_unload().save_pretrained"
-        f"('{folder}-merged')"
-    )
+    load = f"PEFT's AutoPeftModelForCausalLM.from_pretrained('{folder}')"
+    return f"{load}.merge_and_unload().save_pretrained('{folder}-merged')"
 
 
 def lacking(folder: Path) -> SlimeError:
@@ -36,8 +34,7 @@ def lacking(folder: Path) -> SlimeError:
         return damaged(f"'{gone}' is a link to a file that is not there", folder)
     if told := recognised(folder):
         return told
-    inside = sorted(path.parent.name for name in (SINGLE, INDEX) for path in folder.glob(f"*/{name}"))
-    if inside:
+    if inside := sorted(path.parent.name for name in (SINGLE, INDEX) for path in folder.glob(f"*/{name}")):
         what = f"neither {INDEX} nor {SINGLE} is there, but in {', '.join(map(repr, inside[:3]))}"
         return SlimeError(what, where=str(folder), todo=f"Name {folder / inside[0]}.")
     if any(folder.glob(".cache/huggingface/download/*.incomplete")):
@@ -47,12 +44,11 @@ def lacking(folder: Path) -> SlimeError:
 
 
 def recognised(folder: Path) -> SlimeError | None:
-    """What the weights of a folder are that has none which slime reads, and how to make such of them; None: there is
+    """The form of weights in a folder without any that slime reads, and how to make such of them; None: there is
     nothing that is known."""
     for patterns, what, todo in (*_of_safetensors(folder), *_FORMS):
         there = {path.name for pattern in patterns for path in folder.glob(pattern)}
-        found = sorted(name for name in there if not _BESIDE.fullmatch(name))
-        if found:
+        if found := sorted(name for name in there if not _BESIDE.fullmatch(name)):
             names = f"'{found[0]}'" + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
             known = {"folder": folder, "file": found[0], "base": _base(folder), "merged": merged(folder)}
             variant = found[0].split(".")[-2:][0]  # model.safetensors.index.<variant>.json
@@ -62,11 +58,8 @@ def recognised(folder: Path) -> SlimeError | None:
 
 def _base(folder: Path) -> str:
     """The model that an adapter belongs to, as its config says."""
-    try:
-        found = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "its base model"
-    return f"'{found}'"
+    found = read_object(folder / ADAPTER).get("base_model_name_or_path")
+    return f"'{found}'" if found else "its base model"
 
 
 def _of_safetensors(folder: Path) -> list[Form]:
@@ -104,8 +97,8 @@ def _of_safetensors(folder: Path) -> list[Form]:
 def _saved(how: str = "", of_tokens: str = "") -> str:
     """The line that writes a folder again as transformers writes it."""
     load = f"t.AutoModelForCausalLM.from_pretrained(f, dtype='auto'{f', {how}' if how else ''})"
-    tokens = f"t.AutoTokenizer.from_pretrained(f{f', {of_tokens}' if of_tokens else ''})"
-    tokens += ".save_pretrained(f + '-safetensors')"
+    load_tokens = f"t.AutoTokenizer.from_pretrained(f{f', {of_tokens}' if of_tokens else ''})"
+    tokens = f"{load_tokens}.save_pretrained(f + '-safetensors')"
     line = f"import transformers as t; f = '{{folder}}'; {load}.save_pretrained(f + '-safetensors'); {tokens}"
     return f'Write them as safetensors and take that folder: python -c "{line}".'
 
@@ -117,10 +110,7 @@ _FORMS: tuple[Form, ...] = (
         f"Rename it to pytorch_model.bin. {_saved()}",
     ),
     (
-        (
-            "pytorch_model*.bin",
-            "pytorch_model.bin.index.json",
-        ),
+        ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
         "the weights are there as {names}, not as safetensors",
         _saved(),
     ),
@@ -130,10 +120,7 @@ _FORMS: tuple[Form, ...] = (
         _saved("gguf_file='{file}'", of_tokens="gguf_file='{file}'"),
     ),
     (
-        (
-            "consolidated.*.pth",
-            "params.json",
-        ),
+        ("consolidated.*.pth", "params.json"),
         "the weights are in the form of Meta's own code ({names})",
         "Fetch the files for transformers, config.json and model*.safetensors: often a repository whose name has -hf.",
     ),
@@ -143,12 +130,7 @@ _FORMS: tuple[Form, ...] = (
         "Run 'accelerate merge-weights {folder}/{file} {folder}', which writes model.safetensors.",
     ),
     (
-        (
-            "global_step*",
-            "zero_to_fp32.py",
-            "zero_pp_rank_*",
-            "mp_rank_*",
-        ),
+        ("global_step*", "zero_to_fp32.py", "zero_pp_rank_*", "mp_rank_*"),
         "it is a checkpoint of DeepSpeed ({names}), with optimizer states",
         "Run 'python {folder}/zero_to_fp32.py {folder} {folder} --safe_serialization', which writes model.safetensors.",
     ),
@@ -158,10 +140,7 @@ _FORMS: tuple[Form, ...] = (
         "Run 'python -m verl.model_merger merge --backend fsdp --local_dir {folder} --target_dir {folder}-hf'.",
     ),
     (
-        (
-            "iter_*",
-            "latest_checkpointed_iteration.txt",
-        ),
+        ("iter_*", "latest_checkpointed_iteration.txt"),
         "it is a checkpoint of Megatron-LM ({names})",
         "Export it by the tool that wrote it (Megatron-Bridge: export_ckpt), and name the exported folder.",
     ),
@@ -177,27 +156,17 @@ _FORMS: tuple[Form, ...] = (
         "transformers' model, and save it by save_pretrained.",
     ),
     (
-        (
-            "tf_model*.h5",
-            "flax_model*.msgpack",
-        ),
+        ("tf_model*.h5", "flax_model*.msgpack"),
         "the weights are of TensorFlow or Flax ({names})",
         "Load them by a transformers before 5 (from_tf=True or from_flax=True), and save them by save_pretrained.",
     ),
     (
-        (
-            "*.onnx",
-            "onnx/*.onnx",
-        ),
+        ("*.onnx", "onnx/*.onnx"),
         "the weights are a graph of ONNX ({names}), which is for inference",
         "Fetch the safetensors.",
     ),
     (
-        (
-            "*.pth",
-            "*.pt",
-            "*.ckpt",
-        ),
+        ("*.pth", "*.pt", "*.ckpt"),
         "there are no safetensors, but {names}, a file of torch.save",
         "If it is a state dict, load it into transformers' model, and save that by save_pretrained.",
     ),

@@ -50,7 +50,11 @@ def quantized(tensors: Iterable[Named], quantizer: Quantizer) -> list[Named]:
     What comes quantised stays as it is.
     """
     form = quantizer.form
-    held = [(name, each, form.is_quantized(name, each.shape) and not _is_part(form, each)) for name, each in tensors]
+
+    def is_part(matrix: Tensor) -> bool:
+        return str(matrix.dtype) == f"torch.{form.parts(matrix.shape)[0].dtype}"
+
+    held = [(name, each, form.is_quantized(name, each.shape) and not is_part(each)) for name, each in tensors]
     done = iter(quantizer.quantize([each for _, each, chosen in held if chosen]))
     result: list[Named] = []
     for name, each, chosen in held:
@@ -60,7 +64,3 @@ def quantized(tensors: Iterable[Named], quantizer: Quantizer) -> list[Named]:
         else:
             result.append((name, each))
     return result
-
-
-def _is_part(form: WeightFormat, matrix: Tensor) -> bool:
-    return str(matrix.dtype) == f"torch.{form.parts(matrix.shape)[0].dtype}"

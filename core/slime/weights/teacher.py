@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from slime.checkpoints import Examine
@@ -14,7 +13,7 @@ from slime.weights.elsewhere import is_megatrons
 
 
 class TeacherFiles:
-    """What a checkpoint keeps of a teacher: the size and digest of each file that it is loaded from.
+    """A checkpoint's record of a teacher: the size and digest of each file that it is loaded from.
 
     Args:
         path: `algo.teacher.path`.
@@ -25,12 +24,15 @@ class TeacherFiles:
         self._facts: dict[str, FileFacts] = {}
 
     def examine(self, examine: Examine) -> None:
-        """Read them all.
+        """Read all that weights and architecture are read from.
 
         Raises:
             SlimeError: they are not those of the checkpoint that the run continues from.
         """
-        files = list(_files(resolve(self._path)))
+        folder = resolve(self._path)
+        files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+        if is_megatrons(folder):
+            files = sorted(file for file in folder.iterdir() if file.is_file())
         found = {file.name: facts for file, facts in zip(files, examine(files), strict=True)}
         if self._facts and found != self._facts:
             names = sorted({*found, *self._facts})
@@ -45,11 +47,3 @@ class TeacherFiles:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._facts = dict(state["files"])
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Those that weights and architecture are read from."""
-    if is_megatrons(folder):
-        yield from sorted(file for file in folder.iterdir() if file.is_file())
-    else:
-        yield from [folder / "config.json", *sorted(folder.glob("*.safetensors"))]

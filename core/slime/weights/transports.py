@@ -26,7 +26,7 @@ def transport_of(name: str) -> Transport:
 
 
 def written_folders(topology: Topology) -> dict[str, Path]:
-    """What a run writes besides its run directory, by the key of the config that names it."""
+    """Folders that a run writes besides its run directory, by the key that names them."""
     transport = transport_of(topology.transport)
     if not isinstance(transport, StoringTransport):
         return {}
@@ -34,7 +34,7 @@ def written_folders(topology: Topology) -> dict[str, Path]:
 
 
 def transport_problems(topology: Topology) -> Iterator[SlimeError]:
-    """Whether `weights.transport` is there and can be kept."""
+    """Problems of `weights.transport`: it is not installed, or cannot be kept."""
     name, known = topology.transport, plugins.load().transports
     if name not in known:
         todo = how_to_get(f"transport/{name}") or did_you_mean(name, [AUTO, *known.names()])
@@ -53,7 +53,7 @@ class SharedMemoryTransport:
 
     sender = "slime.weights.publisher.shared_memory:SharedMemorySender"
     copy_rate = 47e9
-    """Of four colocated H200s (`benchmarks/results/publish-h200.md`)."""
+    """Bytes a second of four colocated H200s (`benchmarks/results/publish-h200.md`)."""
 
     def problems(self, topology: Topology) -> Iterator[SlimeError]:
         if not shares_memory(topology.cluster):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.schema import Device, SlimeConfig
-from slime.engines.rendezvous import open_rendezvous
+from slime.engines.scratch import open_rendezvous
 from slime.engines.software import Server, software
 from slime.net import LOOPBACK
 from slime.topology.placement import process_name

@@ -17,16 +17,15 @@ from slime.net import Endpoint
 from weight_buckets.receipt import NOTE_KEY
 
 Summary = dict[str, Any]
-"""What an engine says it has received of a version: `Fingerprint.summary` and the version."""
+"""An engine's word on what it has received of a version: `Fingerprint.summary` and the version."""
 
 READ_LOG = "Read {} log in the run directory, then restart: the run resumes from its last checkpoint."
 
 
 class EngineLink:
-    """Talks to one engine, in the words of SGLang's server (docs/writing-an-engine.md).
+    """Talks to one engine, in the words of SGLang's server (docs/writing-an-engine.md), `timeout_s` a request at most.
 
     Args:
-        timeout_s: bounds every request.
         flushes: the engine forgets its prefix cache with the version; if not, no request of a later version may find in
             it what older weights left.
 
@@ -47,18 +46,8 @@ class EngineLink:
 
     def join(self, master: tuple[str, int], first_rank: int, world_size: int, group: str, backend: str) -> None:
         """Make the engine's ranks `first_rank`, ... of a process group whose rank 0 listens at `master`."""
-        address, port = master
-        self._request(
-            "/init_weights_update_group",
-            {
-                "master_address": address,
-                "master_port": port,
-                "rank_offset": first_rank,
-                "world_size": world_size,
-                "group_name": group,
-                "backend": backend,
-            },
-        )
+        meeting = {"master_address": master[0], "master_port": master[1], "group_name": group, "backend": backend}
+        self._request("/init_weights_update_group", meeting | {"rank_offset": first_rank, "world_size": world_size})
 
     def load(self, payloads: Sequence[bytes], last: bool) -> Summary:
         """Hand over a bucket, as one payload for all ranks of the engine or one for each.
@@ -81,13 +70,8 @@ class EngineLink:
             told: what that needs to know, JSON's values.
             group: a process group that the engine's ranks joined; empty: none is needed.
         """
-        body = {
-            "names": [],
-            "dtypes": [],
-            "shapes": [],
-            "group_name": group,
-            "load_format": json.dumps({NOTE_KEY: {"transport": transport, **told}}),
-        }
+        note = json.dumps({NOTE_KEY: {"transport": transport, **told}})
+        body = {"names": [], "dtypes": [], "shapes": [], "group_name": group, "load_format": note}
         self._send("/update_weights_from_distributed", self._with_version(body, last=True))
 
     def received(self) -> Summary:
@@ -98,14 +82,12 @@ class EngineLink:
         """Stop unless the engine says that it holds what was published."""
         expected = {"version": self.version, **published}
         if receipt != expected:
-            raise SlimeError(
-                f"the engine's receipt {receipt} is not the publisher's {expected}",
-                where=f"publish to engine {self.url}",
-                todo="Publish again; if it stays, engine and trainer run different versions of slime.",
-            )
+            what = f"the engine's receipt {receipt} is not the publisher's {expected}"
+            todo = "Publish again; if it stays, engine and trainer run different versions of slime."
+            raise SlimeError(what, where=f"publish to engine {self.url}", todo=todo)
 
     def weight_version(self) -> str:
-        """Of what the engine serves; a number if a publish brought it."""
+        """The version that the engine serves; a number if a publish brought it."""
         return str(self._request("/model_info")["weight_version"])
 
     def _with_version(self, body: dict[str, Any], last: bool) -> dict[str, Any]:
@@ -168,7 +150,7 @@ class EngineLink:
 
 
 def _reason(body: str) -> str:
-    """What the engine says, once: SGLang repeats it for every data-parallel rank."""
+    """The engine's message, once: SGLang repeats it for every data-parallel rank."""
     try:
         return " | ".join(dict.fromkeys(str(json.loads(body)["message"]).split(" | ")))
     except (ValueError, KeyError, TypeError):  # a body that is not SGLang's own JSON

@@ -1,4 +1,4 @@
-"""What every transport has on the trainers' side: a sender, and a handover for each version."""
+"""The trainers' side of every transport: a sender, and a handover for each version."""
 
 from __future__ import annotations
 
@@ -19,19 +19,14 @@ from weight_buckets.receipt import BucketNote
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a publish.
-
-    Attributes:
-        summary: of the version, as every engine should say it.
-        receipts: what each engine says.
-        num_bytes: that were sent or written of it.
-        rates: GB/s of each source, from its first bucket to its last; empty where nothing is sent.
-    """
+    """The outcome of a publish: the version's summary, as every engine should say it, what each says, and the bytes
+    that were sent or written."""
 
     summary: Summary
     receipts: Sequence[Summary]
     num_bytes: int
     rates: Mapping[str, float] = field(default_factory=dict)
+    """GB/s of each source, from its first bucket to its last; empty where nothing is sent."""
 
 
 class Handover(Protocol):
@@ -53,16 +48,13 @@ class Handover(Protocol):
         """Start the engines on a bucket. Raises what went wrong with those before it."""
 
     def finish(self, sent: Summary) -> Outcome:
-        """After the last bucket. All engines are awaited before the first error is raised.
-
-        Args:
-            sent: the summary of what this process sent.
-        """
+        """After the last bucket, with the summary of what this process sent. All engines are awaited before the first
+        error is raised."""
 
 
 @dataclass(frozen=True)
 class TrainerSide:
-    """What the sender of a trainer rank needs.
+    """Facts that the sender of a trainer rank needs.
 
     Attributes:
         host: address at which the engines' hosts, and the other ranks, reach this one.

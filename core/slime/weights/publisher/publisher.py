@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pkgutil import resolve_name
-from typing import Protocol
 
-import torch
 import torch.distributed as dist
 
 from slime.config.choices import Publish
@@ -16,35 +14,20 @@ from slime.net import Endpoint
 from slime.topology.adapters import adapters_beside
 from slime.topology.topology import Topology
 from slime.types import Receipt
-from slime.weights.portions import Export, Receivers, drain
+from slime.weights.portions import Receivers, Weights, drain
 from slime.weights.publisher.engine_link import EngineLink
 from slime.weights.publisher.handover import Sender, TrainerSide
 from slime.weights.publisher.publish import publish_buckets
-from slime.weights.quantized import Quantizer, quantizer_of
+from slime.weights.quantized import quantizer_of
 from slime.weights.transports import transport_of
-
-
-class Weights(Protocol):
-    """A trainer rank's weights, as they are published."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def export_plan(
-        self, bucket_bytes: int, receivers: Receivers, *, drafts: bool, quantizer: Quantizer | None, whole: bool
-    ) -> Export:
-        """The weights in buckets, divided among `receivers`; if not `whole`, of a model whose adapters are published as
-        they are, these alone."""
 
 
 class Publisher:
     """Made once on every rank of the trainer, at the same time: it makes process groups.
 
     Who serves whom is `slime.topology.transport.publishers`; where that is not rank 0 alone, every rank gathers all
-    weights. How is the sender's business (`slime.topology.transport_protocol.Transport`).
-
-    Args:
-        host: address at which the engines' hosts reach this one.
+    weights. How is the sender's business (`slime.topology.transport_protocol.Transport`). Engines' hosts reach this one
+    at `host`.
     """
 
     def __init__(self, topology: Topology, trainer: Weights, host: str) -> None:
@@ -56,28 +39,22 @@ class Publisher:
         self._quantizer = quantizer_of(topology.weight_format) if topology.weight_format else None
         if self._quantizer:
             self._quantizer.require_device(trainer.device)
-        self._peers: dist.ProcessGroup | None = None
-        self._receivers: Receivers = (0,)
-        for engine in topology.engines:
-            self._take(engine.index, list(engine.publishers))
-        side = TrainerSide(cfg, trainer.device, host, self._serves, self._peers, self._receivers)
+        own: dist.ProcessGroup | None = None
+        receivers: Receivers = (0,)
+        for engine in topology.engines:  # collective: the process groups are made by all ranks
+            ranks = list(engine.publishers)
+            receivers = (0,) if receivers and ranks == [0] else None
+            peers = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
+            if dist.get_rank() in ranks:
+                self._serves, own = True, peers
+            if dist.get_rank() == ranks[0]:
+                self._served.append(engine.index)
+        side = TrainerSide(cfg, trainer.device, host, self._serves, own, receivers)
         self._sender: Sender = resolve_name(transport_of(topology.transport).sender)(side)
 
-    def _take(self, index: int, ranks: list[int]) -> None:
-        """Collective: the engine of that index gets its weights from `ranks`."""
-        self._receivers = (0,) if self._receivers and ranks == [0] else None
-        peers = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
-        if dist.get_rank() in ranks:
-            self._serves, self._peers = True, peers
-        if dist.get_rank() == ranks[0]:
-            self._served.append(index)
-
     def publish(self, engines: Sequence[Endpoint | None], version: int, bucket_mb: int) -> Receipt | None:
-        """Collective: hand the trainer's weights over as `version`. None on ranks that serve no engine.
-
-        Args:
-            engines: where each is; None: it is left out.
-            bucket_mb: MiB of tensors handed over at once.
+        """Collective: hand the trainer's weights over as `version`, `bucket_mb` MiB at once. None on ranks that serve
+        no engine. An engine of None is left out.
 
         Raises:
             SlimeError: as `slime.weights.publisher.publish.publish_buckets`; on the ranks that send weights.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from slime.sampling.conversation import Answer, Model
+from slime.sampling.attempts import Answer, Model
 from slime.segments import Segment
 from slime.types import Message, Status, Turn
 from slime_agents.conversations.chat_format import ChatFormat

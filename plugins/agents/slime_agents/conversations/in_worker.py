@@ -13,7 +13,7 @@ from slime import plugins
 from slime.contracts import Program
 from slime.conversation import Stop
 from slime.reward.verdicts import checked, fields
-from slime.sampling.suspended import Suspended
+from slime.sampling.held import Suspended
 from slime.time_limit import FAILURES
 from slime.types import Message, Task, Turn, Verdict
 

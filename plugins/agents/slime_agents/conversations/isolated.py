@@ -15,8 +15,8 @@ from slime.config.rollout import ProgramConfig
 from slime.contracts import Program, Responder
 from slime.conversation import Conversation
 from slime.reward.verdicts import verdict
-from slime.sampling.conversation import Model
-from slime.sampling.suspended import Suspended
+from slime.sampling.attempts import Model
+from slime.sampling.held import Suspended
 from slime.types import Task, Verdict
 from slime.workers import WorkerPool, pool_of
 from slime_agents.conversations.conversation import Conversations

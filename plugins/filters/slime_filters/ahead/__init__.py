@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slime.hookspecs import Factory, hookimpl
 
 if TYPE_CHECKING:
-    from slime.sampling.ahead import Ahead
+    from slime.sampling.loop import Ahead
 
 
 @hookimpl
@@ -17,7 +17,7 @@ def slime_rollouts() -> Mapping[str, Factory]:
 
 
 def _ahead() -> Ahead:
-    from slime.sampling.ahead import Ahead
+    from slime.sampling.loop import Ahead
     from slime_filters.ahead.gate import EngineGate
     from slime_filters.ahead.rollout import GroupsAhead
 

@@ -10,21 +10,18 @@ from slime.config.choices import Publish
 from slime.engine_client.client import Engine, EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import NoAnswer
-from slime.sampling.ahead import Passed
+from slime.sampling.generate import Passed
 
 ABORT_AGAIN_S = 0.5
 """A request on its way while the engine aborts is missed by that abort."""
 
 
 class EngineGate:
-    """A `slime.sampling.ahead.Gate`.
+    """A `slime.sampling.generate.Gate`.
 
     Args:
         publish: what becomes of those that are inside when it closes.
         patience_s: within which an aborted one is answered.
-
-    Attributes:
-        version: of the weights that every engine holds; behind a gate that is closed, of those that they held.
     """
 
     def __init__(self, engines: EngineSet, publish: Publish, patience_s: float) -> None:
@@ -37,11 +34,9 @@ class EngineGate:
 
     @property
     def keeps_keys(self) -> bool:
-        """Whether tokens are sampled on keys and values of older weights than their own."""
         return self._publish is Publish.keep
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], **fields: Any) -> Passed:
-        """As `EngineSet.generate`, once the gate is open."""
         await self._is_open.wait()
         version, closings = self.version, self._num_closings
         self._num_inside += 1
@@ -55,11 +50,6 @@ class EngineGate:
         return Passed(completion, version, is_interrupted=self._num_closings > closings)
 
     async def close(self) -> None:
-        """Let nothing through from now on. Afterwards the engines generate nothing, and take new weights.
-
-        Raises:
-            SlimeError: an engine is gone, or does not answer.
-        """
         self._is_open.clear()
         self._num_closings += 1
         if self._publish is Publish.abort:
@@ -69,7 +59,6 @@ class EngineGate:
             await self._engines.each(lambda engine: _alone(engine).pause(mode))
 
     async def open(self, version: int) -> None:
-        """Go on: every engine holds `version`."""
         self.version = version
         if self._publish is not Publish.abort:
             for engine in self._engines:

@@ -3,111 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
-from slime.config.schema import RolloutConfig
-from slime.contracts import BufferPolicy, SampleFilter
 from slime.sampling.attempts import begin_again
-from slime.sampling.begun import Begun
-from slime.sampling.collected import Collected, Progress
-from slime.sampling.loop import Judge, PromptStream, new_group
+from slime.sampling.loop import Collected, Judge, Progress, Rollout
 from slime.sampling.pipeline import Pipeline
-from slime.sampling.sampler import Sampler
-from slime.sampling.stats import (
-    engine_stats,
-    group_stats,
-    lag_stats,
-    set_stats,
-    shaping_stats,
-    staleness_stats,
-    zero_variance,
-)
+from slime.sampling.stats import step_stats
 from slime.types import Group
 
 
-class GroupsAhead:
-    """A `slime.sampling.ahead.AheadRollout`.
+@dataclass(eq=False)
+class GroupsAhead(Rollout):
+    """Collects steps' groups, and goes on with those of steps to come.
 
     With N for `max_staleness` and P for `prompts_per_step`, (N + 1) P groups are under way when new weights come, less
     those that the steps to the end of the run do not need. A step takes the P that were begun first, of those that
     the filter keeps, and waits for them; so each is trained on at most N versions after it was begun, and which
     prompts a step has does not depend on what is long. What a filter drops is made up for at once.
 
-    Args:
-        cfg: how many groups, and how sampled.
-        sampler: makes and judges the attempts.
-        num_steps: of the whole run.
-        prompts, buffer, sample_filter: where groups come from, and which of them are kept.
-        begun: holds them; what a checkpoint had of them goes on.
-
     Attributes:
-        num_overlapped: tokens of responses that ended while trainers worked, since the last step was collected.
+        num_steps: of the whole run.
+        begun: all of these groups; what a checkpoint had of them goes on.
     """
 
-    def __init__(
-        self,
-        cfg: RolloutConfig,
-        sampler: Sampler,
-        *,
-        num_steps: int,
-        prompts: PromptStream,
-        buffer: BufferPolicy,
-        sample_filter: SampleFilter,
-        begun: Begun,
-    ) -> None:
-        self._cfg, self._sampler, self._num_steps = cfg, sampler, num_steps
-        self._prompts, self._buffer, self._begun = prompts, buffer, begun
-        self._judge = Judge(sample_filter, cfg.prompts_per_step)
-        self._version = self._num_used = self._num_begun_again = self.num_overlapped = 0
+    num_steps: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._judge = Judge(self.sample_filter, self.cfg.prompts_per_step)
+        self._version = self._num_used = self._num_begun_again = 0
         self._pipeline: Pipeline | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
     @property
     def num_tokens(self) -> int:
-        """Of responses that ended since the last step was collected."""
+        """Tokens of responses that ended since the last step was collected."""
         return self._pipeline.attempts.num_tokens if self._pipeline else 0
 
     def go_on(self, version: int) -> None:
-        """Every engine holds `version` now; begin what may be begun."""
         self._version, self._num_used = version, 0
         if self._pipeline is None:
-            num_expected = self._cfg.prompts_per_step * self._cfg.samples_per_prompt
-            self._pipeline = self._sampler.begin(self._cfg.sampling, version, num_expected)
-            self._submit(group for name, group in self._begun.groups.items() if name not in self._begun.decisions)
+            self._pipeline = self.begin(version)
+            self._submit(group for name, group in self.begun.groups.items() if name not in self.begun.decisions)
             self._task = asyncio.ensure_future(self._run(self._pipeline))
         self._begin()
 
     async def collect(self, version: int, progress: Progress = lambda kept, needed: None) -> Collected:
-        """The groups of the step that trains weight `version`; waits for them.
-
-        Args:
-            progress: told after each finished group.
-
-        Raises:
-            SlimeError: an engine failed or is stale, too many rewards failed, or the filter keeps nothing.
-        """
+        """The groups of the step that trains weight `version`; waits for them. Raises as `Rollout.collect`."""
         assert version == self._version, "the step trains what was published last"
         assert self._pipeline, "weights were published"
         start = time.perf_counter()
         while not self._may_be_used(groups := self._next_groups()):
-            progress(sum(group.id in self._begun.decisions for group in groups), self._cfg.prompts_per_step)
+            progress(sum(group.id in self.begun.decisions for group in groups), self.cfg.prompts_per_step)
             await self._change()
         waited = time.perf_counter() - start
-        decisions = self._begun.decisions
+        decisions = self.begun.decisions
         settled = [name for name, decision in decisions.items() if not decision.keep]
         settled += [group.id for group in groups]
-        judged = [(self._begun.groups[name], decisions[name]) for name in self._begun.groups if name in settled]
+        judged = [(self.begun.groups[name], decisions[name]) for name in self.begun.groups if name in settled]
         for name in settled:
-            self._begun.remove(name)
+            self.begun.remove(name)
         self._num_used += len(groups)
         stats = self._stats(groups, [group for group, _ in judged], self._pipeline)
         return Collected(tuple(groups), tuple(judged), {**stats, "seconds/generate": waited, "seconds/reward": 0.0})
 
     async def close(self) -> None:
-        """Leave everything where it stands."""
         if self._task and self._pipeline:
             self._task.cancel()
             with suppress(asyncio.CancelledError, Exception):  # what ended it has been raised
@@ -116,18 +80,18 @@ class GroupsAhead:
 
     def _next_groups(self) -> list[Group]:
         """What the step is to train on, as far as it was begun."""
-        dropped = {name for name, decision in self._begun.decisions.items() if not decision.keep}
-        left = [group for name, group in self._begun.groups.items() if name not in dropped]
-        return left[: self._cfg.prompts_per_step]
+        dropped = {name for name, decision in self.begun.decisions.items() if not decision.keep}
+        left = [group for name, group in self.begun.groups.items() if name not in dropped]
+        return left[: self.cfg.prompts_per_step]
 
     def _may_be_used(self, groups: list[Group]) -> bool:
         """Whether all of them have ended, and none is too old: such a one, which a run has that continues with a lower
         bound, is begun again."""
-        if len(groups) < self._cfg.prompts_per_step or any(group.id not in self._begun.decisions for group in groups):
+        if len(groups) < self.cfg.prompts_per_step or any(group.id not in self.begun.decisions for group in groups):
             return False
-        old = [group for group in groups if staleness(group, self._version) > self._cfg.max_staleness]
+        old = [group for group in groups if staleness(group, self._version) > self.cfg.max_staleness]
         for group in old:
-            del self._begun.decisions[group.id]
+            del self.begun.decisions[group.id]
             for sample in group.samples:
                 begin_again(sample)
         self._num_begun_again += len(old)
@@ -140,7 +104,7 @@ class GroupsAhead:
                 await self._change()
                 continue
             group = await pipeline.next_finished()
-            self._begun.decisions[group.id] = self._judge.decide(group, self._version)
+            self.begun.decisions[group.id] = self._judge.decide(group, self._version)
             self._begin()
 
     async def _change(self) -> None:
@@ -158,15 +122,15 @@ class GroupsAhead:
 
     def _begin(self) -> None:
         """As many new groups as there is room for, and as steps are left for."""
-        a_step = self._cfg.prompts_per_step
-        room = min(self._cfg.max_staleness + 1, self._num_steps - self._version) * a_step - self._num_used
+        a_step = self.cfg.prompts_per_step
+        room = min(self.cfg.max_staleness + 1, self.num_steps - self._version) * a_step - self._num_used
         under_way = sum(
-            decision is None or decision.keep for decision in map(self._begun.decisions.get, self._begun.groups)
+            decision is None or decision.keep for decision in map(self.begun.decisions.get, self.begun.groups)
         )
         if (count := room - under_way) > 0:
-            groups = self._buffer.take(count, self._version)
-            groups += [new_group(self._cfg, prompt) for prompt in self._prompts.take(count - len(groups))]
-            self._begun.groups |= {group.id: group for group in groups}
+            groups = self.buffer.take(count, self._version)
+            groups += self.new_groups(count - len(groups))
+            self.begun.groups |= {group.id: group for group in groups}
             self._submit(groups)
         self._changed.set()
         self._changed = asyncio.Event()
@@ -177,30 +141,18 @@ class GroupsAhead:
             self._pipeline.submit(group)
 
     def _stats(self, groups: list[Group], settled: list[Group], pipeline: Pipeline) -> dict[str, float]:
-        """Of the step's groups and of those dropped since the last one; tokens and seconds since then."""
-        version, attempts, bound = self._version, pipeline.attempts, self._cfg.max_staleness
-        ages = [staleness(group, version) for group in groups]
-        counts = {
-            "rollout/num_tokens": float(self.num_tokens),
-            "rollout/overlap_share": self.num_overlapped / max(1, self.num_tokens),
-            "rollout/groups_ahead": float(len(self._begun.groups)),
-            "rollout/finished_groups_ahead": float(len(self._begun.decisions)),
-            "rollout/begun_again_groups": float(self._num_begun_again),
-        }
-        drops = {reason: float(count) for reason, count in sorted(self._judge.dropped.items())}
-        if attempts.num_drafted:
-            counts["rollout/draft_accept_rate"] = attempts.num_accepted / attempts.num_drafted
+        """Metrics of the step's groups and of those dropped since the last one; tokens and seconds since then."""
+        ages = [staleness(group, self._version) for group in groups]
         found = {
-            **group_stats(settled),
-            **set_stats(settled),
-            **zero_variance(groups),
-            **lag_stats(groups, version, bound),
-            **staleness_stats(ages),
-            **shaping_stats(groups),
-            **counts,
-            **drops,
-            **engine_stats(pipeline.busy_seconds()),
-            **pipeline.failures.stats(),
+            **step_stats(settled, groups, self._version, self.cfg.max_staleness),
+            "rollout/staleness_mean": statistics.fmean(ages),
+            "rollout/staleness_max": float(max(ages)),
+            "rollout/overlap_share": self.num_overlapped / max(1, self.num_tokens),
+            "rollout/groups_ahead": float(len(self.begun.groups)),
+            "rollout/finished_groups_ahead": float(len(self.begun.decisions)),
+            "rollout/begun_again_groups": float(self._num_begun_again),
+            **{reason: float(count) for reason, count in sorted(self._judge.dropped.items())},
+            **pipeline.stats(),
         }
         pipeline.reset_counts()
         self._judge.dropped.clear()

@@ -15,13 +15,12 @@ from slime.algo.advantages import GroupMean
 from slime.builtins import KeepAll, Single
 from slime.config.choices import Publish
 from slime.config.schema import EvalConfig, RewardConfig, RolloutConfig, SamplingConfig
+from slime.data.prompts import HeldOut
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import SlimeError
-from slime.sampling.begun import Begun
-from slime.sampling.buffer import FifoBuffer
-from slime.sampling.collected import Collected
+from slime.sampling.buffer import Begun, FifoBuffer
 from slime.sampling.evaluate import evaluate
-from slime.sampling.loop import Rollout
+from slime.sampling.loop import Collected, Rollout
 from slime.sampling.sampler import Sampler
 from slime.types import Group, Verdict
 from slime_filters.ahead.gate import EngineGate
@@ -88,9 +87,9 @@ class Bench:
                 self.version += 1
                 await publish()
                 if evaluates:
-                    held_out = Prompts().take(5)
-                    found = await evaluate(sampler, EVALUATION, held_out, self.version)
-                    assert {s.version for g in found.groups for one in g.samples for s in one.spans} == {self.version}
+                    held_out = HeldOut("", EVALUATION, Prompts().take(5))
+                    groups, _ = await evaluate(sampler, [held_out], self.version)
+                    assert {s.version for g in groups for one in g.samples for s in one.spans} == {self.version}
         finally:
             self.seconds = asyncio.get_running_loop().time()
             self.saved = driver_state.dumps(self.begun.state_dict())

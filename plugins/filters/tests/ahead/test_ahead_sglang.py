@@ -16,9 +16,8 @@ from slime.config.choices import Publish
 from slime.config.schema import RewardConfig, RolloutConfig, SamplingConfig
 from slime.engine_client.engine_set import EngineSet
 from slime.net import Endpoint
-from slime.sampling.begun import Begun
-from slime.sampling.buffer import FifoBuffer
-from slime.sampling.collected import Collected
+from slime.sampling.buffer import Begun, FifoBuffer
+from slime.sampling.loop import Collected
 from slime.sampling.sampler import Sampler
 from slime.segments import Segment
 from slime.types import IS_CURRENT

@@ -37,7 +37,7 @@ def problems(name: str, options: Mapping[str, Any], where: str = "reward") -> Se
 def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """Rewards of a run that samples, its prompt sets' too, that ask nobody, a group that is not in the run, or one with
     another kind of model."""
-    from slime.sampling.by_set import own_of_sets
+    from slime.sampling.sampler import own_of_sets
     from slime.topology.engines import generates
 
     if not generates(cfg):

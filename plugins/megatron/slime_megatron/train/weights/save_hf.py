@@ -17,8 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from slime.checkpoints import CONVERTED
-from slime.data.tokenize import read_object
-from slime.data.tokenizer_files import CONFIG, VOCABULARIES
+from slime.data.tokenizer_files import CONFIG, VOCABULARIES, read_object
 from slime.errors import SlimeError
 from slime.files import folder_aside
 from slime.models.bridge import HfConfig

@@ -29,8 +29,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from slime.config.schema import Role
-from slime.engines.rendezvous import Rendezvous
-from slime.engines.scratch import ChildEnd, clear, how_ended, scratch_prefix
+from slime.engines.scratch import ChildEnd, Rendezvous, clear, how_ended, scratch_prefix
 from slime.engines.software import End
 from slime.errors import Death, NoAnswer, SlimeError
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
