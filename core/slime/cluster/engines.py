@@ -158,12 +158,8 @@ def devices_beside(topology: Topology, devices: Sequence[str]) -> list[list[list
     Args:
         devices: of each trainer rank.
     """
-    alone: list[list[list[str]]] = [[[] for _ in nodes] for nodes in topology.frozen_places]
-    if not topology.shares_gpus:
-        return [[[] for _ in nodes] for nodes in (*topology.engine_places, *topology.frozen_places)]
-    beside = [iter([devices[rank] for rank in ranks]) for ranks in topology.engine_ranks]
-    shared = [
-        [[next(of_engine) for _ in place.devices] for place in nodes]
-        for of_engine, nodes in zip(beside, topology.engine_places, strict=True)
-    ]
-    return [*shared, *alone]
+    found: list[list[list[str]]] = [[[] for _ in nodes] for nodes in topology.engine_places]
+    for index, ranks in enumerate(topology.engine_ranks if topology.shares_gpus else ()):
+        beside = iter([devices[rank] for rank in ranks])
+        found[index] = [[next(beside) for _ in place.devices] for place in topology.engine_places[index]]
+    return found

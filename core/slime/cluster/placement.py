@@ -91,16 +91,11 @@ def slots(topology: Topology) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
     def slot(place: HostDevices, num_gpus: int) -> Slot:
         return Slot(hosts.index(place.node), 1.0, float(num_gpus) if topology.cluster.on_gpus else 0.0)
 
-    return (
-        [slot(place, 1) for place in topology.trainer_places],
-        [
-            *(
-                tuple(slot(place, 0 if topology.shares_gpus else len(place.devices)) for place in places)
-                for places in topology.engine_places
-            ),
-            *(tuple(slot(place, len(place.devices)) for place in places) for places in topology.frozen_places),
-        ],
-    )
+    shared = len(topology.group_of_engine) if topology.shares_gpus else 0
+    engines = enumerate(topology.engine_places)
+    return [slot(place, 1) for place in topology.trainer_places], [
+        tuple(slot(place, len(place.devices) if index >= shared else 0) for place in places) for index, places in engines
+    ]
 
 
 def bundles(topology: Topology) -> list[dict[str, float]]:
