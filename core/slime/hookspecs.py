@@ -165,7 +165,7 @@ class SlimeHooks(Protocol):
     @hookspec
     def slime_advisers(self) -> Mapping[str, Factory]:
         """Better ways out of a config's problems: `{name: factory}`. Every installed one is asked; a factory returns a
-        `slime.compose.advice.Adviser`."""
+        `slime.compose.check.Adviser`."""
 
     @hookspec
     def slime_memory_estimates(self) -> Mapping[str, Factory]:

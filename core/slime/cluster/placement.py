@@ -91,11 +91,12 @@ def slots(topology: Topology) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
     def slot(place: HostDevices, num_gpus: int) -> Slot:
         return Slot(hosts.index(place.node), 1.0, float(num_gpus) if topology.cluster.on_gpus else 0.0)
 
-    shared = len(topology.group_of_engine) if topology.shares_gpus else 0
-    engines = enumerate(topology.engine_places)
-    return [slot(place, 1) for place in topology.trainer_places], [
-        tuple(slot(place, len(place.devices) if index >= shared else 0) for place in places) for index, places in engines
+    num_shared = len(topology.group_of_engine) if topology.shares_gpus else 0
+    engines = [
+        tuple(slot(place, len(place.devices) if index >= num_shared else 0) for place in places)
+        for index, places in enumerate(topology.engine_places)
     ]
+    return [slot(place, 1) for place in topology.trainer_places], engines
 
 
 def bundles(topology: Topology) -> list[dict[str, float]]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from slime.aside import problems_found_aside
-from slime.compose.asynchrony import staleness_problems
 from slime.compose.chosen import choice_problems, choices_of
 from slime.compose.data_files import data_problems
 from slime.compose.derive import has_experts
-from slime.compose.frozen import frozen_problems, frozen_warnings
-from slime.compose.hosts import launcher_problems
+from slime.compose.engine_rules import (
+    context_problems,
+    frozen_problems,
+    frozen_warnings,
+    recording_problems,
+    staleness_problems,
+)
+from slime.compose.hosts import address_problems, launcher_problems
 from slime.compose.learning import learning_problems, learning_warnings
-from slime.compose.names import address_problems, environment_problems, name_problems
+from slime.compose.names import environment_problems, name_problems, set_problems
 from slime.compose.needs import absent_model, is_awaited
 from slime.compose.objective import estimator_problems, objective_problems
-from slime.compose.recordings import recording_problems
 from slime.compose.rules import batch_problems, family_problems, layout_problems
-from slime.compose.sets import set_problems
 from slime.config import passthrough
 from slime.config.declare import MAX_DEVICES
 from slime.config.gpus import gpu_problems
@@ -29,7 +32,6 @@ from slime.config.keys import ANY_NAME, FOREIGN, own_keys, value_of
 from slime.config.megatron_fields import ACCEPTED
 from slime.config.paths import resolve
 from slime.config.schema import EvalConfig, Init, ModelConfig, RolloutConfig, SlimeConfig, TrainConfig
-from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.engines.software import backend_problems
 from slime.errors import SlimeError
 from slime.models.bridge import EngineBridge, HfConfig, ModelBridge, completed, traits_of
@@ -47,6 +49,11 @@ from slime.weights.elsewhere import has_weights
 from slime.weights.other_forms import MEGATRONS, lacking
 from slime.weights.transports import transport_problems
 
+Rules = Callable[[SlimeConfig], Sequence[SlimeError]]
+"""What is wrong with a config whose values are not derived yet."""
+Adviser = Callable[[Sequence[SlimeError], SlimeConfig, Rules], Sequence[SlimeError]]
+"""Better ways out of problems (hook `slime_advisers`), such as `slime-tools` has: of them, and of the config as it was
+given, the same problems in the same order, some with another `todo`."""
 SGLANG_SIZES = {"tp_size", "pp_size", "dp_size", "ep_size", "page_size", "moe_dense_tp_size"}
 MAX_SIZE = 10**9
 """Of any number of a model's architecture, so that nothing is counted up to a mistyped one."""
@@ -54,7 +61,7 @@ MAX_EXPERTS = 10**6
 """Of all layers together."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Checked:
     """A config's problems, and what was computed to find them.
 
@@ -78,7 +85,7 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
         reads_data: whether the first rows of its files are, too.
     """
     if problems := value_problems(cfg, plugins):  # the other rules compute with these values
-        return Checked(problems)
+        return Checked(problems=problems)
     chosen = (choice for choice in choices_of(cfg) if choice.kind != "reward" or generates(cfg))
     problems += [*choice_problems(chosen, plugins), *backend_problems(cfg.rollout.backend)]
     problems += problems_found_aside(partial(data_problems, cfg)) if reads_data else ()
@@ -92,16 +99,17 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     try:
         topology = read_topology(cfg)
     except SlimeError as problem:
-        return Checked([*problems, problem])
+        return Checked(problems=[*problems, problem])
     every = (*topology.groups, *topology.frozen)
     groups = list(role_problems(topology.groups)) or list(span_problems(cfg.cluster, every))
     if groups:  # whatever asks for engines needs them right; on a larger cluster they may be
-        return Checked(problems + (list(size_problems(cfg.cluster, topology.groups, topology.frozen)) or groups))
+        problems += list(size_problems(cfg.cluster, topology.groups, topology.frozen)) or groups
+        return Checked(problems=problems)
     problems += [*staleness_problems(topology), *transport_problems(topology)]
     if topology.transport not in plugins.transports:
-        return Checked(problems, topology)
+        return Checked(problems=problems, topology=topology)
     places = list(placement_problems(cfg.cluster, topology.groups, topology.frozen))
-    checked = Checked([*problems, *places, *frozen_problems(topology)], topology)
+    checked = Checked(problems=[*problems, *places, *frozen_problems(topology)], topology=topology)
     _model(topology, plugins, checked, is_placed=not places)
     checked.problems += plugins.check(cfg)
     if not checked.problems:
@@ -187,7 +195,7 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
     problems += [*recording_problems(topology), *_sharing(cfg.train, bridge, hf, grid.cp)]
     problems += [*layout, *batch_problems(cfg, grid)]
     if topology.generates:
-        problems += _context(topology, hf)
+        problems += context_problems(topology, hf)
     if isinstance(bridge, EngineBridge):
         for group in topology.groups:
             where, todo = f"engine group {group.name}", "Change its SGLang fields."
@@ -302,30 +310,3 @@ def _bounded(rollout: RolloutConfig, evaluation: EvalConfig) -> Iterator[SlimeEr
             bound = f"{section}.sampling.max_sequence_tokens"
             what = f"is {sampling.max_response_tokens}, but {bound}={most} bounds prompt and response together"
             yield SlimeError(what, where=where, todo=f"For longer responses raise {bound}, too.")
-
-
-def _context(topology: Topology, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
-    """Whether the longest sequence fits the model's context and the engines' token pools, as far as they are known."""
-    longest, key = longest_sequence(topology.config)
-    for group in topology.groups:
-        limits = {
-            "the model's context": (hf.get("max_position_embeddings"), 1),
-            group.home_of("context_length"): (group.sglang.get("context_length"), 1),
-            group.home_of("max_total_tokens"): (
-                group.sglang.get("max_total_tokens"),
-                group.sglang.get("page_size") or 1,
-            ),
-        }
-        rooms = {
-            name: room(limit, page_size=page_size, num_drafted=num_drafted(group.sglang))
-            for name, (limit, page_size) in limits.items()
-            if limit is not None
-        }
-        name = min(rooms, key=lambda name: rooms[name], default="")
-        if name and longest > rooms[name]:
-            what = (
-                f"prompt and response may have {longest} tokens, {name} of {limits[name][0]} has room for {rooms[name]}"
-            )
-            where, todo = f"rollout.max_prompt_tokens, {key}", f"Lower them to {rooms[name]} together."
-            yield SlimeError(what, where=where, todo=todo)
-            return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from slime import plugins as slime_plugins
 from slime.compose import groups as config_groups
-from slime.compose.check import check, value_problems
+from slime.compose.check import Checked, check, value_problems
+from slime.compose.chosen import choices_of
 from slime.compose.data_files import overlap_problems
 from slime.compose.derive import derive
 from slime.compose.groups import NO_RECIPE, Groups, bad_yaml
@@ -36,34 +36,25 @@ from slime.config.keys import default_config, open_section, own_keys, suggest, v
 from slime.config.schema import RunConfig, SlimeConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import how_to_get
-from slime.sizes.estimate import MemoryEstimate
 from slime.topology.placement import SAVER
-from slime.topology.topology import Topology, read_topology
+from slime.topology.topology import read_topology
 
 MAX_FACT = 200
 """Characters of another library's sentence, which may quote a whole section."""
 
 
-@dataclass(frozen=True)
-class Composed:
-    """A composed config.
+@dataclass(kw_only=True)
+class Composed(Checked):
+    """A composed config, and what is wrong with it.
 
     Attributes:
-        problems: what is wrong with it.
         needs: what a run of it needs that is not here.
         choices: group -> option.
-        topology: its processes; None where the sizes of its engines contradict each other.
-        memory: what its devices and hosts will hold, where that is known.
-        warnings: what may not be meant.
     """
 
     cfg: SlimeConfig
-    problems: Sequence[SlimeError]
     needs: Sequence[SlimeError]
     choices: dict[str, str]
-    topology: Topology | None = None
-    memory: MemoryEstimate | None = None
-    warnings: Sequence[SlimeError] = ()
 
     @property
     def yaml(self) -> str:
@@ -73,23 +64,9 @@ class Composed:
     @property
     def chosen(self) -> dict[str, str]:
         """Kind -> name of what it takes of the installed plugins."""
-        cfg = self.cfg
-        return {
-            "model": cfg.model.family,
-            "algo": cfg.algo.name,
-            "estimator": cfg.algo.advantage,
-            "reward": cfg.reward.name,
-            "program": cfg.rollout.program.name,
-            "filter": cfg.filter.name,
-            **{f"filter.then.{name}": name for name in cfg.filter.then},
-            "buffer": cfg.buffer.name,
-            **{
-                f"{kind}.{home}": name
-                for home, own in {**cfg.data.named(), **cfg.eval.named()}.items()
-                for kind, name in (("reward", own.reward), ("program", own.program))
-                if name
-            },
-        }
+        algo, choices = self.cfg.algo, choices_of(self.cfg)
+        main = {"model": self.cfg.model.family, "algo": algo.name, "estimator": algo.advantage}
+        return main | {choice.label: choice.name for choice in choices if choice.kind != "tracker"}
 
 
 class PluginSearchPath(SearchPathPlugin):
@@ -136,8 +113,7 @@ def examine(argv: Sequence[str]) -> Composed:
     add_choices_of_model(line, groups)
     files, given = merge(line, groups)
     composed = checked(given, line, plugins)
-    named = {problem.where for problem in composed.problems}
-    problems, warnings = list(composed.problems), list(composed.warnings)
+    named, problems = {problem.where for problem in composed.problems}, composed.problems
     if not any(objective_problems(composed.cfg.algo, plugins)):
         run, layer = Composition(composed.cfg), functools.partial(_layer, files, given, line, groups, plugins)
         recipes = dict.fromkeys((line.choices["recipe"], NO_RECIPE))
@@ -146,12 +122,12 @@ def examine(argv: Sequence[str]) -> Composed:
         idle = idle_keys(Composition(given), run, below, preset)
         problems += [problem for problem in idle if problem.where not in named]
         problems += overlap_problems(composed.cfg.eval, composed.cfg.data) if run.reinforces else ()
-        warnings += [] if problems else rate_warnings(composed.cfg, {key for key, _ in line.values})
+        composed.warnings += [] if problems else rate_warnings(composed.cfg, {key for key, _ in line.values})
     gap = _no_recipe(line, groups)
     if gap and problems and given.cluster.on_gpus:
         todo = "The layout is the default: add --fit to 'slime plan' to see which fit."
-        warnings.append(SlimeError(gap, todo=todo))
-    return dataclasses.replace(composed, problems=problems, warnings=warnings)
+        composed.warnings.append(SlimeError(gap, todo=todo))
+    return composed
 
 
 def _layer(
@@ -187,17 +163,17 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
     cfg = copy.deepcopy(given)
     derive(cfg, plugins)
     found = check(cfg, plugins)
-    problems, missing = found.problems, list[SlimeError]()
-    if problems and not value_problems(cfg, plugins):
-        for chosen in plugins.registries["adviser"]:
-            problems = chosen.factory()(problems, given, rules)
-    elif found.topology and not problems:
+    missing = list[SlimeError]()
+    if found.problems and not value_problems(cfg, plugins):
+        for adviser in plugins.registries["adviser"]:
+            found.problems = list(adviser.factory()(found.problems, given, rules))
+    elif found.topology and not found.problems:
         if found.memory and found.memory.fit_together():
             cfg.rollout.sglang[SAVER] = False
             found.topology = read_topology(cfg)
             found.memory = found.memory.under(found.topology)
         missing = needs(found.topology, {key for key, _ in line.values})
-    return Composed(cfg, problems, missing, line.choices, found.topology, found.memory, found.warnings)
+    return Composed(**vars(found), cfg=cfg, needs=missing, choices=line.choices)
 
 
 def _introduce() -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from slime.algo.stages import run_stages
 from slime.compose.derive import required_megatron
+from slime.compose.engine_rules import renewal_problems
 from slime.config.gpus import gpu_of
 from slime.config.keys import value_of
 from slime.config.megatron_fields import ACCEPTED, OF_THE_MODEL
@@ -24,8 +25,7 @@ from slime.layout import Grid, divisors, listed, split_layers, trains_experts
 from slime.models.bridge import HfConfig, ModelBridge, PlanBridge
 from slime.models.mapping import WeightMapping
 from slime.topology.engine_checks import engine_check_problems
-from slime.topology.engines import EngineGroup
-from slime.topology.server_fields import DEEPEP_RANKS, drafts_with_own_layer
+from slime.topology.server_fields import DEEPEP_RANKS
 from slime.topology.topology import Topology
 
 MEGATRON = "train.megatron"
@@ -42,7 +42,10 @@ def layout_problems(
     """
     cfg, grid = topology.config, topology.grid
     model = {"bf16": cfg.cluster.on_gpus, **architecture, **cfg.train.megatron}
-    yield from _required(cfg.train.megatron)
+    for key, value in required_megatron(cfg.train.megatron).items():
+        if (given := cfg.train.megatron[key]) != value:
+            todo = f"Remove it, or set {MEGATRON}.{key}={str(value).lower()}."
+            yield SlimeError(f"is {given}, but this layout needs {value}", where=f"{MEGATRON}.{key}", todo=todo)
     yield from _needed(cfg, model)
     yield from _recomputed(model)
     yield from _heads(model, grid)
@@ -50,8 +53,7 @@ def layout_problems(
     yield from _flex(cfg.cluster, model, grid)
     yield from _stages(model, grid)
     drafts = any(rule.drafts for rule in mapping.rules)
-    yield from _speculation(topology.groups, cfg.model.path, drafts=drafts)
-    yield from _expert_order(topology.groups)
+    yield from renewal_problems(topology, drafts=drafts)
     yield from _prediction(cfg.train.mtp_loss_scale, model, drafts=drafts)
     yield from engine_check_problems(topology, model, mapping.blocks)
 
@@ -62,13 +64,6 @@ def family_problems(bridge: ModelBridge, hf: HfConfig, megatron: Mapping[str, An
         where, todo = f"model family {bridge.family}", "Choose other sizes."
         for sentence in bridge.plan_problems(hf, megatron):
             yield SlimeError(sentence.rstrip("."), where=where, todo=todo)
-
-
-def _required(megatron: dict[str, Any]) -> Iterator[SlimeError]:
-    for key, value in required_megatron(megatron).items():
-        if megatron[key] != value:
-            todo = f"Remove it, or set {MEGATRON}.{key}={str(value).lower()}."
-            yield SlimeError(f"is {megatron[key]}, but this layout needs {value}", where=f"{MEGATRON}.{key}", todo=todo)
 
 
 def _needed(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
@@ -177,28 +172,6 @@ def _prediction(loss_scale: float | None, model: Mapping[str, Any], *, drafts: b
     if ("m" in last) != learns or "m" in "".join(others):
         what = "must have the prediction layer, 'm', in its last part if train.mtp_loss_scale is set, else nowhere"
         yield SlimeError(what, where=f"{MEGATRON}.pipeline_model_parallel_layout", todo="Write it like 'Ett|ttmL'.")
-
-
-def _speculation(groups: Iterable[EngineGroup], path: str, *, drafts: bool) -> Iterator[SlimeError]:
-    """Whether what the engines draft with is what is published to them."""
-    for group in groups:
-        draft = group.sglang.get("speculative_draft_model_path")
-        if draft is not None and draft != path:
-            what, where = "names another model, but publishing renews the trained one only", "draft_model_path"
-        elif drafts_with_own_layer(group.sglang) and not drafts:
-            what, where = "needs a multi-token prediction layer, which this model does not have", "algorithm"
-        else:
-            continue
-        yield SlimeError(what, where=group.home_of(f"speculative_{where}"), todo="Remove it.")
-
-
-def _expert_order(groups: Iterable[EngineGroup]) -> Iterator[SlimeError]:
-    """SGLang reorders experts for these kernels when it starts, not when it loads a new version."""
-    for group in groups:
-        for key in ("moe_runner_backend", "speculative_moe_runner_backend"):
-            if str(group.sglang.get(key)).startswith("flashinfer_trtllm"):
-                what = "reorders experts at start-up only, so weights published later would be in the wrong order"
-                yield SlimeError(what, where=group.home_of(key), todo="Use triton.")
 
 
 def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:

@@ -64,7 +64,7 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
 
 def _scored_by(model: str | None) -> list[str]:
     """The architectures of a reward model without its head, by which SGLang chooses attention and caches. None of a
-    model that writes, or of one that cannot be read, which `slime.compose.frozen` tells."""
+    model that writes, or of one that cannot be read, which `slime.compose.engine_rules` tells."""
     try:
         hf = read_hf_config(model) if model else {}
     except SlimeError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from slime.compose.advice import Adviser
+    from slime.compose.check import Adviser
 
 
 @hookimpl
