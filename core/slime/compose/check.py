@@ -115,29 +115,29 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     if not checked.problems:
         tight = checked.memory.warnings() if checked.memory else ()
         unknown = (*frozen_warnings(topology), *unchecked(topology), *_bounded(cfg.rollout, cfg.eval))
-        learns = learning_warnings(cfg, has_experts=has_experts(cfg.model, plugins))
+        learns = learning_warnings(topology, has_experts=has_experts(cfg.model, plugins))
         checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight, *unknown, *learns]
     return checked
 
 
 def value_problems(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
     """Values that are wrong whatever the others are: numbers out of bounds, other types, no names, no objective."""
-    numbers = (problem for problem in _numbers(cfg) if not _follows(cfg, problem.where))
-    named = {"run.name": cfg.run.name, "model.name": cfg.model.name, "cluster.name": cfg.cluster.name}
-    names = [*name_problems(named), *address_problems(cfg.cluster), *gpu_problems(cfg.cluster)]
-    names += environment_problems(cfg.cluster, cfg.rollout.engines)
-    learns = (*objective_problems(cfg.algo, plugins), *estimator_problems(cfg.algo, plugins))
-    return [*numbers, *_foreign(cfg), *names, *learns]
-
-
-def _numbers(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """Numbers out of the bounds that their fields declare."""
+    numbers = []
     for key in own_keys().values():
         home, place, rest = key.name.partition(f".{ANY_NAME}.")
         for name in [f"{home}.{name}.{rest}" for name in value_of(cfg, home)] if place else [key.name]:
             value = value_of(cfg, name) if key.bound else None
-            if key.bound and value is not None and not key.bound.holds(value):
-                yield SlimeError(f"must be {key.bound}, got {value:.6g}", where=name, todo=f"It is: {key.gist}")
+            if key.bound and value is not None and not key.bound.holds(value) and not _follows(cfg, name):
+                what = f"must be {key.bound}, got {value:.6g}"
+                numbers.append(SlimeError(what, where=name, todo=f"It is: {key.gist}"))
+    sections = [(section, section, value_of(cfg, section)) for section in FOREIGN]
+    groups = cfg.rollout.engines.items()
+    sections += [("rollout.sglang", f"rollout.engines.{name}.sglang", group.sglang) for name, group in groups]
+    foreign = [problem for section in sections for problem in _foreign(*section)]
+    named = {"run.name": cfg.run.name, "model.name": cfg.model.name, "cluster.name": cfg.cluster.name}
+    names = [*name_problems(named), *address_problems(cfg.cluster), *gpu_problems(cfg.cluster)]
+    names += environment_problems(cfg.cluster, cfg.rollout.engines)
+    return [*numbers, *foreign, *names, *objective_problems(cfg.algo, plugins), *estimator_problems(cfg.algo, plugins)]
 
 
 def _follows(cfg: SlimeConfig, key: str) -> bool:
@@ -150,16 +150,13 @@ def _follows(cfg: SlimeConfig, key: str) -> bool:
     return followed != key and value_of(cfg, key) == value_of(cfg, followed)
 
 
-def _foreign(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    yield from passthrough.check_all({section: value_of(cfg, section) for section in FOREIGN})
-    for name, group in cfg.rollout.engines.items():
-        yield from passthrough.check_section("rollout.sglang", group.sglang, f"rollout.engines.{name}.sglang")
-    homes = {name: (f"rollout.engines.{name}.sglang", group.sglang) for name, group in cfg.rollout.engines.items()}
-    for where, fields in (("rollout.sglang", cfg.rollout.sglang), *homes.values()):
-        for key in SGLANG_SIZES & fields.keys():
-            if isinstance(fields[key], int) and not 1 <= fields[key] <= MAX_DEVICES:
-                what = f"must be at least 1 and at most {MAX_DEVICES:,}, got {fields[key]:.6g}"
-                yield SlimeError(what, where=f"{where}.{key}", todo="Correct it.")
+def _foreign(section: str, home: str, fields: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """What is wrong with the fields of a pass-through section, which stand under `home`."""
+    yield from passthrough.check_section(section, fields, home)
+    for key in SGLANG_SIZES & fields.keys() if section == "rollout.sglang" else ():
+        if isinstance(fields[key], int) and not 1 <= fields[key] <= MAX_DEVICES:
+            what = f"must be at least 1 and at most {MAX_DEVICES:,}, got {fields[key]:.6g}"
+            yield SlimeError(what, where=f"{home}.{key}", todo="Correct it.")
 
 
 def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed: bool) -> None:
@@ -193,7 +190,7 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
     layout = [*layout_problems(topology, architecture, mapping)]
     problems += [*_weights(cfg.model), *_owned_by_model(cfg.train.megatron, architecture, cfg.model.path)]
     problems += [*recording_problems(topology), *_sharing(cfg.train, bridge, hf, grid.cp)]
-    problems += [*layout, *batch_problems(cfg, grid)]
+    problems += [*layout, *batch_problems(topology)]
     if topology.generates:
         problems += context_problems(topology, hf)
     if isinstance(bridge, EngineBridge):

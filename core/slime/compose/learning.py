@@ -23,6 +23,7 @@ from slime.config.schema import (
 )
 from slime.errors import SlimeError
 from slime.topology.adapters import adapters_of
+from slime.topology.topology import Topology
 
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature."""
@@ -36,8 +37,9 @@ def learning_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     yield from _greedy_evaluation(cfg.eval)
 
 
-def learning_warnings(cfg: SlimeConfig, *, has_experts: bool) -> Iterator[SlimeError]:
+def learning_warnings(topology: Topology, *, has_experts: bool) -> Iterator[SlimeError]:
     """Runs that learn, under a bound that is not made for their model."""
+    cfg = topology.config
     algo, steps = objective_of(cfg.algo), cfg.train.optimizer_steps
     if has_experts and steps > 1 and isinstance(algo, Grpo) and not cfg.train.routing_replay:
         what = f"clips the ratio of single tokens over {steps} optimizer steps a rollout, which routers of experts make"

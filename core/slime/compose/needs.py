@@ -12,7 +12,7 @@ from slime.compose.model_files import weight_needs
 from slime.config.passthrough import made_for
 from slime.config.paths import exists, fetch, is_hub_id, resolve, resolve_rows
 from slime.config.rollout import ProgramConfig, RolloutConfig
-from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig
 from slime.data.tokenizer_files import tokenizer_problems
 from slime.engines.software import software
 from slime.errors import SlimeError, did_you_mean
@@ -37,7 +37,7 @@ def needs(topology: Topology, stated: Container[str] = ()) -> list[SlimeError]:
     sections |= {"eval": cfg.eval, **cfg.eval.named()}
     rows = [need for home, section in sections.items() for need in _rows(home, section, stated)]
     hosts = [*_hosts(cfg.cluster), *_interface(cfg.cluster)]
-    return [*_model(cfg.model, stated), *weight_needs(topology), *rows, *hosts, *_packages(topology), *_apart(cfg)]
+    return [*_model(cfg.model, stated), *weight_needs(topology), *rows, *hosts, *_packages(topology), *_apart(topology)]
 
 
 def is_awaited(path: str | None, source: str | None) -> bool:
@@ -145,8 +145,9 @@ def _asked(distributions: Iterable[str], backend: str) -> list[str]:
     return [name for name in distributions if backend in name or RolloutConfig.backend not in name]
 
 
-def _apart(cfg: SlimeConfig) -> Iterator[SlimeError]:
+def _apart(topology: Topology) -> Iterator[SlimeError]:
     """Distributions of their own, which the keys of some runs ask for."""
+    cfg = topology.config
     sets = [*cfg.data.sets.values(), *cfg.eval.sets.values()]
     chosen = {cfg.rollout.program.name, *(own.program for own in sets if own.program)}
     if chosen != {ProgramConfig.name} and not plugins.load().conversations.names():

@@ -18,7 +18,7 @@ from slime.compose.engine_rules import renewal_problems
 from slime.config.gpus import gpu_of
 from slime.config.keys import value_of
 from slime.config.megatron_fields import ACCEPTED, OF_THE_MODEL
-from slime.config.schema import ClusterConfig, RolloutConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, RolloutConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.layout import Grid, divisors, listed, split_layers, trains_experts
@@ -46,7 +46,7 @@ def layout_problems(
         if (given := cfg.train.megatron[key]) != value:
             todo = f"Remove it, or set {MEGATRON}.{key}={str(value).lower()}."
             yield SlimeError(f"is {given}, but this layout needs {value}", where=f"{MEGATRON}.{key}", todo=todo)
-    yield from _needed(cfg, model)
+    yield from _needed(topology, model)
     yield from _recomputed(model)
     yield from _heads(model, grid)
     yield from _experts(model, grid)
@@ -66,16 +66,16 @@ def family_problems(bridge: ModelBridge, hf: HfConfig, megatron: Mapping[str, An
             yield SlimeError(sentence.rstrip("."), where=where, todo=todo)
 
 
-def _needed(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
+def _needed(topology: Topology, model: Mapping[str, Any]) -> Iterator[SlimeError]:
     """Fields that ask for something without what they need for it: of several conditions, the first is named."""
 
     def value_in(key: str) -> Any:
         section, _, name = key.rpartition(".")
-        holder = model if section == MEGATRON else value_of(cfg, section)
+        holder = model if section == MEGATRON else value_of(topology.config, section)
         return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name)
 
     for section, fields in ACCEPTED.items():
-        for key, value in value_of(cfg, section).items():
+        for key, value in value_of(topology.config, section).items():
             field = fields.get(key)
             needs = field.needs.split() if field and field.asks(value) else ()
             if missing := next((need for need in needs if not _holds(need, value_in)), None):
@@ -174,8 +174,9 @@ def _prediction(loss_scale: float | None, model: Mapping[str, Any], *, drafts: b
         yield SlimeError(what, where=f"{MEGATRON}.pipeline_model_parallel_layout", todo="Write it like 'Ett|ttmL'.")
 
 
-def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:
+def batch_problems(topology: Topology) -> Iterator[SlimeError]:
     """Whether every sampled sequence fits a micro-batch and every rank gets samples."""
+    cfg, grid = topology.config, topology.grid
     if not run_stages(cfg).reinforces:  # demonstrations are checked as they are read
         return
     longest = longest_of(cfg.rollout, cfg.rollout.sampling)

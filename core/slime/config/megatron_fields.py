@@ -181,6 +181,7 @@ OF_THE_MODEL: Mapping[str, str] = {
 }
 """What accepted fields need of the model, in words."""
 
+_INSTALLED = "finalize_model_grads_func grad_scale_func no_sync_func grad_sync_func param_sync_func timers"
 SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
     "train.megatron": {
         "variable_seq_lengths": "sequences are always packed",
@@ -192,12 +193,7 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
         "use_cpu_initialization": "it follows `cluster.device`",
         "perform_initialization": "Megatron-core marks what is tensor parallel while it initialises",
         "gradient_accumulation_fusion": "on GPUs weight gradients go straight into fp32 buffers",
-        "finalize_model_grads_func": "the trainer installs it",
-        "grad_scale_func": "the trainer installs it",
-        "no_sync_func": "the trainer installs it",
-        "grad_sync_func": "the trainer installs it",
-        "param_sync_func": "the trainer installs it",
-        "timers": "the trainer installs it",
+        **dict.fromkeys(_INSTALLED.split(), "the trainer installs it"),
     },
     "train.optimizer": {
         "bf16": "it follows `train.megatron.bf16`",
@@ -243,8 +239,5 @@ UNSUPPORTED: Mapping[str, str] = {
 
 def reason_against(field: str) -> str:
     """Why a field that is not accepted is refused; empty if nobody wrote it down."""
-    return next((reason for reason, names in UNSUPPORTED.items() if _matches(field, names)), "")
-
-
-def _matches(field: str, patterns: str) -> bool:
-    return any(fnmatch(field, pattern) for pattern in patterns.split())
+    refused = ((pattern, reason) for reason, patterns in UNSUPPORTED.items() for pattern in patterns.split())
+    return next((reason for pattern, reason in refused if fnmatch(field, pattern)), "")

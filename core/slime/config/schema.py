@@ -30,18 +30,7 @@ from slime.config.chosen import BufferConfig as BufferConfig
 from slime.config.chosen import FilterConfig as FilterConfig
 from slime.config.chosen import RewardConfig as RewardConfig
 from slime.config.cluster import ClusterConfig as ClusterConfig
-from slime.config.declare import (
-    BATCH,
-    MAX_LAYERS,
-    PERIOD,
-    RATE,
-    SAMPLES,
-    STEPS,
-    TOKENS,
-    TOP_K,
-    Bound,
-    key,
-)
+from slime.config.declare import BATCH, MAX_LAYERS, PERIOD, RATE, SAMPLES, STEPS, TOKENS, TOP_K, Bound, key
 from slime.config.observe import ObserveConfig as ObserveConfig
 from slime.config.rollout import EngineGroupConfig as EngineGroupConfig
 from slime.config.rollout import ProgramConfig as ProgramConfig
@@ -197,19 +186,13 @@ class EvalSamplingConfig(SamplingConfig):
 
 
 @dataclass
-class EvalSetSamplingConfig(SamplingConfig):
+class EvalSetSamplingConfig(EvalSamplingConfig):
     temperature: float = key(II("eval.sampling.temperature"), Bound(0, 10))
-    """0 takes the most likely token always."""
     top_p: float = key(II("eval.sampling.top_p"), RATE)
-    """Top-p (nucleus) sampling; 1 samples from all tokens."""
     top_k: int = key(II("eval.sampling.top_k"), TOP_K)
-    """Keep the k most likely tokens; -1 keeps all."""
     max_response_tokens: int = key(II("eval.sampling.max_response_tokens"), TOKENS)
-    """Limit of generated tokens a sample."""
     max_sequence_tokens: int | None = key(II("eval.sampling.max_sequence_tokens"), TOKENS)
-    """Limit of prompt and response together; empty: none but those of the two."""
     stop: list[str] = field(default=II("eval.sampling.stop"))
-    """Stop strings beside the model's end-of-sequence tokens."""
 
 
 @dataclass

@@ -37,7 +37,7 @@ def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
         "run": {"name": composed.cfg.run.name, "model": composed.cfg.model.name, **composed.choices},
         "summary": summary(composed, model, plugins),
         "learning": learning(model.topology),
-        "batch": batch(composed.cfg, model.topology.grid),
+        "batch": batch(model.topology),
         "requests": requests(model.topology),
         **_topology(model.topology, model),
         **UNKNOWN,

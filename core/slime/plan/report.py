@@ -19,7 +19,6 @@ from slime.config.schema import (
     RewardConfig,
     RolloutConfig,
     SetConfig,
-    SlimeConfig,
     TrainConfig,
 )
 from slime.extras import how_to_get
@@ -96,7 +95,7 @@ def summary(composed: Composed, model: PlannedModel, plugins: Plugins) -> dict[s
         **_adapters(cfg.train, model),
         **_replayed(model.topology),
         "recipe": f"{choices['recipe']}, task {choices['task']}",
-        **dict(_stages(cfg, bool(model.architecture.get("num_moe_experts")))),
+        **dict(_stages(model)),
         "checkpoints": _checkpoints(cfg.train.checkpoint),
         **{kind: f"{item['name']} ({item['distribution']} {item['version']})" for kind, item in provenance.items()},
     }
@@ -115,7 +114,7 @@ def _replayed(topology: Topology) -> dict[str, str]:
     found = recordings_of(cfg)
     if not found:
         return {}
-    sizes = batch(cfg, topology.grid)
+    sizes = batch(topology)
     num_tokens = sizes["samples"] * sizes["optimizer_steps"] * sizes["longest"]
     size = sum(each.token_bytes for each in found)
     names = ", ".join(each.name for each in found)
@@ -126,7 +125,8 @@ def _row(name: str, text: str) -> str:
     return f"{name:<11} {text}"
 
 
-def _stages(cfg: SlimeConfig, has_experts: bool) -> Iterator[tuple[str, str]]:
+def _stages(model: PlannedModel) -> Iterator[tuple[str, str]]:
+    cfg, has_experts = model.topology.config, bool(model.architecture.get("num_moe_experts"))
     rollout = cfg.rollout
     if cfg.sft.path and cfg.sft.num_steps:
         yield "supervised", f"{cfg.sft.num_steps} steps of {cfg.sft.batch_size} rows of {cfg.sft.path}"

@@ -69,4 +69,5 @@ def shape_of(sizes: ModelSizes, chunks: int, *, are_pairs: bool) -> Shape:
     cfg, grid = sizes.topology.config, sizes.topology.grid
     cap, multiple = cfg.train.max_tokens_per_micro_batch, grid.pp if chunks > 1 else 1
     attention = attention_of(sizes.model, sizes.weights)
-    return Shape(grid.dp, multiple, grid.packing_align, cap, sharing(cfg, grid), attention, are_pairs)
+    shares = sharing(cfg.train, cfg.cluster, grid)
+    return Shape(grid.dp, multiple, grid.packing_align, cap, shares, attention, are_pairs)
