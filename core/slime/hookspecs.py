@@ -177,7 +177,7 @@ class SlimeHooks(Protocol):
     @hookspec
     def slime_plan_parts(self) -> Mapping[str, Factory]:
         """Parts of a plan: `{name: factory}`. Each installed one is asked of a model whose sizes are known; the factory
-        gets the keyword `sizes` (a `slime.sizes.model.ModelSizes`) and returns a `slime.plan.part.PlanPart`."""
+        gets the keyword `sizes` (a `slime.sizes.model.ModelSizes`) and returns a `slime.sizes.estimate.PlanPart`."""
 
     @hookspec
     def slime_preflights(self) -> Mapping[str, Factory]:

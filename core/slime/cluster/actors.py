@@ -120,7 +120,6 @@ class TrainerActor(Actor):
         return f"{tempfile.mkdtemp(prefix=scratch_prefix(self.run.mark))}/ranks", 0
 
     def device(self) -> str:
-        """The CUDA device Ray gave this rank, as CUDA_VISIBLE_DEVICES names it."""
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
     def prepare(self) -> None:
@@ -229,7 +228,6 @@ class EngineActor(Actor):
 
 
 def remote(actor: type[Actor], **options: Any) -> Any:
-    """The Ray actor class of `actor` with the given options."""
     import ray
 
     return ray.remote(actor).options(**options)

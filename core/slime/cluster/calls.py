@@ -247,7 +247,6 @@ class Calls:
         self._beside = {ref: call for ref, call in self._beside.items() if call.member.name not in names}
 
     def join(self, members: Sequence[Member]) -> None:
-        """Look after `members` again."""
         assert self._watch, "they have checked in"
         self._watch.join(members)
         self._left -= {member.name for member in members}

@@ -97,5 +97,4 @@ class EndsTheRun:
 
 
 def engine_return() -> EngineReturn:
-    """Of one run, by the one that is installed."""
     return plugins.load().registries["engine_return"].only() or EndsTheRun()

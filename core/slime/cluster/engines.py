@@ -100,11 +100,9 @@ class Engines:
         return len(self._processes)
 
     def processes(self, index: int) -> Sequence[Member]:
-        """Of an engine, by `node_rank`."""
         return self._processes[index]
 
     def index_of(self, member: Member) -> int | None:
-        """The engine that a process belongs to; None: it is a trainer's."""
         known = enumerate(self._processes)
         return next((index for index, nodes in known if member.name in [each.name for each in nodes]), None)
 
@@ -113,7 +111,6 @@ class Engines:
         return index in self._starting
 
     def found(self, index: int, endpoint: Endpoint) -> None:
-        """An engine answers, there."""
         self._found[index] = endpoint
         if index >= self.num_trained:
             self.frozen.found(index - self.num_trained, endpoint)

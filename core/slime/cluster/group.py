@@ -33,8 +33,6 @@ from slime.weights.transports import transport_of
 
 @dataclass
 class Cluster:
-    """The run's actors."""
-
     topology: Topology
     calls: Calls
     trainers: TrainerGroup

@@ -67,7 +67,6 @@ class RayStarter(Protocol):
 
 
 def ray_here(topology: Topology) -> AbstractContextManager[RayHere]:
-    """`RayStarter.here` of the one that is installed."""
     starter: RayStarter | None = plugins.load().registries["ray_starter"].only()
     assert starter, "a run is refused where what brings it is not installed"
     return starter.here(topology)

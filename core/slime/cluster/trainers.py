@@ -44,7 +44,6 @@ class TrainerGroup:
         self._calls.watch_beside({rank.call(TrainerActor.prepare): rank for rank in self._calls.trainers}, "starting")
 
     def start(self) -> None:
-        """Join all ranks and build the model on them."""
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s
         (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.meet)
         self.layouts = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where)
@@ -91,7 +90,6 @@ class TrainerGroup:
         return receipt
 
     def begin_save(self, folder: Path) -> None:
-        """Returns when the ranks have copied what they write into `folder`."""
         self._all(TrainerActor.begin_save, folder)
 
     def has_saved(self) -> bool:
@@ -137,7 +135,6 @@ def on_the_fullest(values: Sequence[Mapping[str, float]], nodes: Sequence[str]) 
 
 
 def _sums(held: Sequence[float], nodes: Sequence[str]) -> Collection[float]:
-    """By host."""
     sums: dict[str, float] = dict.fromkeys(nodes, 0.0)
     for node, of_rank in zip(nodes, held, strict=True):
         sums[node] += of_rank

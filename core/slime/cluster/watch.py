@@ -114,12 +114,10 @@ class Watch:
         return self._hosts.fault(what) or self._ray.fault(what) or self._dead_actor(what, spare)
 
     def leave(self, members: Sequence[Member]) -> None:
-        """Ask no more after `members`."""
         names = {member.name for member in members}
         self._asked = {ref: member for ref, member in self._asked.items() if member.name not in names}
 
     def join(self, members: Sequence[Member]) -> None:
-        """Ask after `members` from now on."""
         self.leave(members)
         self._asked |= {member.call(Actor.ping): member for member in members}
 

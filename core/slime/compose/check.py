@@ -289,7 +289,6 @@ def _sharing(train: TrainConfig, bridge: ModelBridge, hf: Mapping[str, Any], cp:
 
 
 def _sequences(rollout: RolloutConfig, evaluation: EvalConfig) -> Iterator[SlimeError]:
-    """Whether the longest prompt leaves room for a response."""
     named = {home: own.sampling for home, own in evaluation.named().items()}
     for section, sampling in {"rollout": rollout.sampling, "eval": evaluation.sampling, **named}.items():
         if sampling.max_sequence_tokens is not None and sampling.max_sequence_tokens <= rollout.max_prompt_tokens:

@@ -58,7 +58,6 @@ class Composed(Checked):
 
     @property
     def yaml(self) -> str:
-        """The config as YAML, every key in the schema's order."""
         return OmegaConf.to_yaml(OmegaConf.structured(self.cfg))
 
     @property
@@ -177,7 +176,6 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
 
 
 def _introduce() -> None:
-    """Make slime's schema and the plugins' folders known to Hydra."""
     HydraPlugins.instance().register(PluginSearchPath)
     _store_schema(tuple(extended(base) for _, base in SECTIONS.values()))
 
@@ -264,7 +262,6 @@ def _no_recipe(line: CommandLine, groups: Groups) -> str:
 
 
 def _in_one_line(error: Exception) -> SlimeError:
-    """Hydra's and OmegaConf's several lines as what, where and what to do."""
     cause = _omegaconf_cause(error)
     if cause is None:
         return SlimeError(" ".join(str(error).split())[:MAX_FACT], todo="Correct that file or argument.")

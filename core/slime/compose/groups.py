@@ -40,8 +40,6 @@ class Option:
 
 
 class Groups:
-    """Every option of every group of the installed plugins."""
-
     def __init__(self, options: Sequence[Option]) -> None:
         self._options: dict[str, dict[str, Option]] = defaultdict(dict)
         for option in options:
@@ -75,7 +73,6 @@ class Groups:
         return f"None is installed: install {brought_by(group)} as docs/install.md says."
 
     def without_file(self) -> Iterator[Option]:
-        """What is registered and has no file."""
         return (option for options in self._options.values() for option in options.values() if option.file is None)
 
     def of(self, distribution: str) -> Mapping[str, list[str]]:
@@ -147,7 +144,6 @@ def scan(plugins: Plugins) -> Groups:
 
 
 def folder_of(config_path: str) -> Path:
-    """The folder of `pkg://package.conf`."""
     spec = importlib.util.find_spec(config_path.removeprefix(CONFIG_SCHEME))
     assert spec is not None, "a missing config package is found while loading the plugin"
     assert spec.submodule_search_locations, "a config path is a package"

@@ -29,7 +29,6 @@ def launcher_problems(cluster: ClusterConfig, plugins: Plugins) -> Iterator[Slim
 
 
 def address_problems(cluster: ClusterConfig) -> Iterator[SlimeError]:
-    """An address of Ray that can be none."""
     address = cluster.ray_address
     if address is not None and not _ADDRESS.fullmatch(address):
         todo = "Write <host>:<port> as 'ray start --head' prints it, or auto for the cluster that this host is in."

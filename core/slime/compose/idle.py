@@ -140,7 +140,6 @@ class Rule:
 
     @property
     def names(self) -> Iterator[str]:
-        """The keys, each pattern as what matches it."""
         for pattern in self.keys.split():
             yield from [key for key in own_keys() if fnmatch(key, pattern) and ANY_NAME not in key] or [pattern]
 

@@ -110,7 +110,6 @@ def rate_warnings(cfg: SlimeConfig, typed: Collection[str]) -> Iterator[SlimeErr
 
 
 def _own_model(name: str, evaluation: EvalConfig, train: TrainConfig) -> Iterator[SlimeError]:
-    """Whether anything asks of the objective's model what only one of next tokens can."""
     if evaluation.path is not None:
         what = f"the model of algo={name} predicts no tokens, so no engine can answer with it"
         yield SlimeError(what, where="eval.path", todo="Set it to null; sft.eval_path measures on rows.")
@@ -142,7 +141,6 @@ def _critic(algo: AlgoConfig, num_steps: int, train: TrainConfig) -> Iterator[Sl
 
 
 def _losses(algo: AlgoConfig) -> Iterator[SlimeError]:
-    """Settings that would teach nothing."""
     in_loss = algo.kl_coef and algo.kl_in is KlIn.loss and not algo.kl_unbiased
     if in_loss and algo.kl_estimator is KlEstimator.k1:
         todo = "Choose k2, k3 or low_var_kl, algo.kl_unbiased=true, or algo.kl_coef=0 to measure only."

@@ -189,7 +189,6 @@ def add_choices_of_model(line: CommandLine, groups: Groups) -> None:
 
 
 def choose(line: CommandLine, group: str, option: str, groups: Groups) -> None:
-    """Choose for the user, who has not."""
     groups.require(group, option)
     line.choices[group] = option
     line.files.append(f"{group}={option}")

@@ -85,7 +85,6 @@ def _needed(topology: Topology, model: Mapping[str, Any]) -> Iterator[SlimeError
 
 
 def _holds(need: str, value_in: Callable[[str], Any]) -> bool:
-    """Whether a condition of `Accepted.needs` holds."""
     key, sign, wanted = re.split("(!=|=|>|$)", need, maxsplit=1)
     value = value_in(key)
     if sign == ">":
@@ -95,7 +94,6 @@ def _holds(need: str, value_in: Callable[[str], Any]) -> bool:
 
 
 def _recomputed(model: Mapping[str, Any]) -> Iterator[SlimeError]:
-    """Whether the model has the parts that are to be computed again."""
     has = {
         "mla_up_proj": model.get("multi_latent_attention"),
         "moe": model.get("num_moe_experts"),

@@ -30,7 +30,6 @@ def changed(cfg: SlimeConfig, changes: Changes) -> SlimeConfig:
 
 
 def in_words(changes: Changes) -> list[str]:
-    """As they are typed."""
     return [f"{key}={_in_yaml(value)}" for key, value in changes.items()]
 
 

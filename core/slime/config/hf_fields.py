@@ -39,7 +39,6 @@ def wrong_fields(hf: Mapping[str, Any], kinds: Mapping[str, str] | None = None) 
 
 
 def are_token_ids(value: object) -> bool:
-    """Whether it is a token id, a list of them, or none."""
     ids = value if isinstance(value, list) else [value]
     return value is None or all(_is_count(each) for each in ids)
 

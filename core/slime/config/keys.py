@@ -82,7 +82,6 @@ def added_keys(kind: str) -> dict[str, list[str]]:
 
 
 def value_of(cfg: schema.SlimeConfig, key: str) -> Any:
-    """The value of a dotted key."""
     section: Any = cfg
     for part in key.split("."):
         section = section[part] if isinstance(section, dict) else getattr(section, part)

@@ -126,7 +126,6 @@ def _table() -> dict[str, Any]:
 
 @functools.cache
 def fields_of(section: str) -> dict[str, ForeignField]:
-    """The fields that a pass-through section takes."""
     return {
         name: ForeignField(
             name,
@@ -209,7 +208,6 @@ def meant(name: str) -> str:
 
 
 def settable(section: str) -> Set[str]:
-    """The fields of a pass-through section that a run may set."""
     return ACCEPTED[section].keys() if section in ACCEPTED else fields_of(section).keys() - SET_BY_SLIME[section].keys()
 
 

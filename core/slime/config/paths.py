@@ -102,7 +102,6 @@ def _in_package(path: str) -> Path:
 
 
 def _first_missing(path: Path) -> Path:
-    """The topmost part of a path that does not exist."""
     return next(part for part in [*reversed(path.parents), path] if not part.exists())
 
 

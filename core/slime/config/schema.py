@@ -165,7 +165,6 @@ class DataConfig:
     and a program of its own. Metrics of each are `rollout/<name>/...`, those of `path` `rollout/main/...`."""
 
     def named(self) -> dict[str, TrainSetConfig]:
-        """The named sets, by their keys."""
         return {f"data.sets.{name}": own for name, own in self.sets.items()}
 
 
@@ -224,7 +223,6 @@ class EvalConfig:
     program and a sampling of its own."""
 
     def named(self) -> dict[str, EvalSetConfig]:
-        """The named sets, by their keys."""
         return {f"eval.sets.{name}": own for name, own in self.sets.items()}
 
     def all(self) -> dict[str, EvalConfig | EvalSetConfig]:

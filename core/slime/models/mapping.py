@@ -173,7 +173,6 @@ class WeightMapping:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, in an order that depends on nothing but the table."""
         runs = groupby(self.rules, key=lambda rule: rule.per_layer)
         return tuple(entry for per_layer, rules in runs for entry in self._run(per_layer, list(rules)))
 
@@ -183,12 +182,10 @@ class WeightMapping:
 
     @cached_property
     def hf_names(self) -> frozenset[str]:
-        """Every HF tensor the model is made of."""
         return frozenset(name for entry in self.entries for name in entry.hf)
 
     @cached_property
     def optional_names(self) -> frozenset[str]:
-        """Those of them that a checkpoint may lack."""
         return frozenset(name for entry in self.entries if entry.rule.optional for name in entry.hf)
 
     @cached_property
@@ -203,7 +200,6 @@ class WeightMapping:
 
     @cached_property
     def draft_names(self) -> frozenset[str]:
-        """The HF tensors of the part that drafts."""
         return frozenset(name for entry in self.entries if entry.rule.drafts for name in entry.hf)
 
     def _run(self, per_layer: bool, rules: list[Rule]) -> Iterator[Entry]:

@@ -88,5 +88,4 @@ def _plain(value: Any) -> Any:
 
 
 def _span(numbers: range) -> list[int]:
-    """The first one and the one behind the last."""
     return [numbers.start, numbers.stop]

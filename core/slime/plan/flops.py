@@ -43,13 +43,11 @@ class ForwardFlops:
         ]
 
     def attention(self, layer: int) -> Iterator[Attention]:
-        """Of the blocks of a decoder layer."""
         found = (block.attention(self.model, layer) for block in self.blocks[layer])
         return (attention for attention in found if attention)
 
     @cached_property
     def blocks(self) -> dict[int, tuple[BuildingBlock, ...]]:
-        """By layer."""
         return blocks_by_layer(self.weights)
 
     @cached_property

@@ -41,7 +41,6 @@ UNTRIED = "; nobody has trained one of a large model with Adam on the CPU yet"
 
 
 def report(composed: Composed, plugins: Plugins) -> str:
-    """The plan of a run without problems."""
     assert not composed.problems, "a plan is made of a run that can start"
     cfg, model = composed.cfg, read_model(composed, plugins)
     sections = [
@@ -109,7 +108,6 @@ def _adapters(train: TrainConfig, model: PlannedModel) -> dict[str, str]:
 
 
 def _replayed(topology: Topology) -> dict[str, str]:
-    """What travels where layers replay what engines recorded."""
     cfg = topology.config
     found = recordings_of(cfg)
     if not found:
@@ -153,7 +151,6 @@ def _stages(model: PlannedModel) -> Iterator[tuple[str, str]]:
 
 
 def _critic(algo: AlgoConfig) -> str:
-    """What starts it, how it learns, and where it is."""
     critic = algo.critic
     begins = f"from {critic.path}" if critic.path else "from the policy's weights"
     alone = f", alone for {critic.only_steps} steps" if critic.only_steps else ""
@@ -162,7 +159,6 @@ def _critic(algo: AlgoConfig) -> str:
 
 
 def _own(prompts: SetConfig) -> str:
-    """What a set has instead of the run's."""
     chosen = {"reward": prompts.reward, "program": prompts.program}
     return "".join(f", {kind} {name}" for kind, name in chosen.items() if name)
 
@@ -284,7 +280,6 @@ def _ranks(model: PlannedModel) -> Iterator[str]:
 
 
 def _span(numbers: range) -> str:
-    """The first and the last."""
     if len(numbers) == 1:
         return str(numbers[0])
     return f"{numbers[0]}-{numbers[-1]}" if numbers else "none"

@@ -145,7 +145,6 @@ def requests(topology: Topology) -> dict[str, dict[str, int | None]]:
 
 
 def batch_lines(topology: Topology) -> Iterator[str]:
-    """`batch` in words."""
     cfg, grid = topology.config, topology.grid
     sizes = batch(topology)
     group = (
@@ -166,7 +165,6 @@ def batch_lines(topology: Topology) -> Iterator[str]:
 
 
 def request_lines(groups: dict[str, dict[str, int | None]]) -> Iterator[str]:
-    """`requests` in words."""
     for name, sizes in groups.items():
         running = "as many running as SGLang takes" if sizes["running"] is None else f"{sizes['running']:,} running"
         graphs = f"; CUDA graphs for {sizes['in_graphs']:,} a rank" if sizes["in_graphs"] else ""

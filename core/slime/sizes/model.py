@@ -118,7 +118,6 @@ def _other_model(folder: Path, changed: int) -> OtherModel | None:
 
 
 def _without_output(weights: Sequence[Weight]) -> list[Weight]:
-    """What there is of a model that gives one number a token."""
     return [weight for weight in weights if weight.block is not Block.output and not weight.drafts]
 
 

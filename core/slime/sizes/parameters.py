@@ -61,7 +61,6 @@ class Weight:
         return math.prod(self.shape) * self.count
 
     def on_rank(self, grid: Grid) -> int:
-        """Parameters that one trainer rank holds of it."""
         parts = {Cut.whole: 1, Cut.tensor: grid.tp, Cut.expert: grid.ep * grid.etp}
         return self.numel // parts[self.cut]
 
@@ -94,7 +93,6 @@ def unknown_parameter(mapping: WeightMapping) -> str | None:
 
 
 def shape_of(rule: Rule, model: Model) -> tuple[int, ...]:
-    """Of the whole parameter that a rule of the table is about, of one layer and expert."""
     assert rule.shape, "asked after unknown_parameter"
     return rule.shape.sizes(model)
 

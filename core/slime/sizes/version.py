@@ -23,13 +23,11 @@ def bytes_a_weight(form: WeightFormat | None, weight: Weight, trained: float) ->
 
 
 def version_bytes(topology: Topology, weights: Sequence[Weight], model: Model) -> int:
-    """Of a version as it is published."""
     travels = partial(bytes_a_weight, topology.weight_format, trained=width(topology, model))
     return round(sum(travels(weight) * weight.numel for weight in sent(topology, weights)))
 
 
 def sent(topology: Topology, weights: Sequence[Weight]) -> list[Weight]:
-    """What of the model a version holds."""
     return [weight for weight in weights if topology.drafts or not weight.drafts]
 
 

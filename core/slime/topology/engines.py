@@ -82,7 +82,6 @@ def in_words(variables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def generates(cfg: SlimeConfig) -> bool:
-    """Whether the run ever samples: to learn from it, or to score the held-out prompts."""
     return run_stages(cfg).reinforces or cfg.eval.path is not None
 
 
@@ -131,7 +130,6 @@ def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
 
 
 def _group(cfg: SlimeConfig, name: str, group: EngineGroupConfig, unset: Callable[[int], int] | None) -> EngineGroup:
-    """One group; `unset` as in `_sizes`."""
     sglang = {**cfg.rollout.sglang, **group.sglang}
     devices, per_engine = _sizes(name, group, sglang, unset)
     sglang["tp_size"] = per_engine // (size(sglang, "pp_size") or 1)
@@ -141,7 +139,6 @@ def _group(cfg: SlimeConfig, name: str, group: EngineGroupConfig, unset: Callabl
 
 
 def work_in_pairs(groups: Iterable[EngineGroup]) -> bool:
-    """Whether engines of two roles answer each request together."""
     return any(group.role is not Role.regular for group in groups)
 
 
@@ -223,7 +220,6 @@ def _all_devices(cluster: ClusterConfig, others: int, per_engine: int) -> int:
 
 
 def role_problems(groups: Iterable[EngineGroup]) -> Iterator[SlimeError]:
-    """Roles that need each other."""
     roles = {group.role for group in groups}
     where = "rollout.engines"
     if Role.regular in roles and len(roles) > 1:

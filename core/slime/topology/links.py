@@ -13,8 +13,6 @@ from slime.topology.topology import Topology
 
 
 class Medium(enum.Enum):
-    """What a link is made of."""
-
     device = "device memory"
     host = "host memory"
     nvlink = "NVLink"
@@ -24,8 +22,6 @@ class Medium(enum.Enum):
 
 
 class Verb(enum.Enum):
-    """What a link is for."""
-
     gather = "gather"
     hand_over = "hand over"
 

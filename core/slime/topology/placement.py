@@ -69,7 +69,6 @@ def engine_ranks(cluster: ClusterConfig, groups: Sequence[EngineGroup]) -> list[
 
 
 def _sizes(groups: Sequence[EngineGroup]) -> list[int]:
-    """Devices of every engine."""
     return [group.devices_per_engine for group in groups for _ in range(group.num_engines)]
 
 

@@ -83,12 +83,10 @@ class Topology:
 
     @property
     def generates(self) -> bool:
-        """Whether the run ever samples: to learn from it, or to score the held-out prompts."""
         return bool(self.groups)
 
     @property
     def works_in_pairs(self) -> bool:
-        """Whether engines of two roles answer each request together."""
         return work_in_pairs(self.groups)
 
     @property
@@ -132,17 +130,14 @@ class Topology:
 
     @cached_property
     def group_of_engine(self) -> tuple[EngineGroup, ...]:
-        """The group of every engine."""
         return tuple(group for group in self.groups for _ in range(group.num_engines))
 
     @cached_property
     def group_of_frozen(self) -> tuple[EngineGroup, ...]:
-        """The group of every frozen engine."""
         return tuple(group for group in self.frozen for _ in range(group.num_engines))
 
     @cached_property
     def engine_ranks(self) -> list[range]:
-        """Colocated: the trainer ranks beside each engine, in the order of its tensor-parallel ranks."""
         return engine_ranks(self.cluster, self.groups)
 
     @cached_property
@@ -156,7 +151,6 @@ class Topology:
 
     @property
     def places(self) -> list[HostDevices]:
-        """The places of all processes."""
         return [*self.trainer_places, *(place for places in self.engine_places for place in places)]
 
     @property

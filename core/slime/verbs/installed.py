@@ -56,7 +56,6 @@ def load(name: str) -> Verb:
 
 
 def parser_of(name: str, verb: Verb) -> ArgumentParser:
-    """The parser of a verb, whose help ends with the options that have a parser of their own."""
     parser = ArgumentParser(prog=f"slime {name}")
     verb.add_arguments(parser)
     options = {option: each.help for option, each in factories().items() if option.startswith(f"{name} ")}

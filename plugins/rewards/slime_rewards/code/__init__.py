@@ -10,7 +10,7 @@ from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
-    from slime.plan.part import PlanPart
+    from slime.sizes.estimate import PlanPart
     from slime.sizes.model import ModelSizes
 
 

@@ -71,7 +71,7 @@ def _missing() -> str:
 
 
 class SandboxPart:
-    """A `slime.plan.part.PlanPart`: what confines programs on the machine of the plan, where some are run here."""
+    """A `slime.sizes.estimate.PlanPart`: what confines programs on the machine of the plan, where some are run here."""
 
     def __init__(self, cfg: SlimeConfig) -> None:
         local = [options for _, options in rewards(cfg) if options.get("sandbox", LOCAL) == LOCAL]

@@ -21,7 +21,7 @@ TITLE = "trainers wait, if lengths are spread evenly up to their limits"
 
 
 class Waiting:
-    """A `slime.plan.part.PlanPart`.
+    """A `slime.sizes.estimate.PlanPart`.
 
     Attributes:
         bubbles: of a step; None where no rank has another one to wait for, no sequence fits a micro-batch, or numpy is

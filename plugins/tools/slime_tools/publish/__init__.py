@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from slime.plan.part import PlanPart
+    from slime.sizes.estimate import PlanPart
     from slime.sizes.model import ModelSizes
 
 

@@ -15,7 +15,7 @@ from slime_tools.publish.seconds import PublishSeconds, publish_lines, publish_s
 
 
 class Publishing:
-    """A `slime.plan.part.PlanPart`.
+    """A `slime.sizes.estimate.PlanPart`.
 
     Attributes:
         links: what carries a published version; none without engines.
