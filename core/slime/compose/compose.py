@@ -175,11 +175,6 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
     return Composed(**vars(found), cfg=cfg, needs=missing, choices=line.choices)
 
 
-def _introduce() -> None:
-    HydraPlugins.instance().register(PluginSearchPath)
-    _store_schema(tuple(extended(base) for _, base in SECTIONS.values()))
-
-
 @functools.lru_cache(maxsize=1)
 def _store_schema(sections: tuple[type, ...]) -> None:
     """The one with these sections; once for all compositions of a process, for it takes as long as an eighth of one."""
@@ -195,7 +190,11 @@ def merge(line: CommandLine, groups: Groups, name: str = "config") -> tuple[Dict
         _name(merged, line)
         return files, cast(SlimeConfig, OmegaConf.to_object(merged))
     except MissingConfigException as error:
-        raise _missing_option(error, line, groups) from error
+        # A file's own `defaults` names an option that nobody ships: the command line's choices were checked before.
+        group, _, option = (error.missing_cfg_file or "").rpartition("/")
+        where = f"recipe {line.choices['recipe']}" if line.choices["recipe"] != NO_RECIPE else ""
+        todo = did_you_mean(option, groups.names(group))
+        raise SlimeError(f"there is no {group}={option}", where=where, todo=todo) from error
     except yaml.YAMLError as error:
         raise bad_yaml(error) from error
     except (HydraException, OmegaConfBaseException) as error:
@@ -212,7 +211,8 @@ def _name(merged: DictConfig, line: CommandLine) -> None:
 
 
 def _files(choices: Sequence[str], groups: Groups, name: str = "config") -> DictConfig:
-    _introduce()
+    HydraPlugins.instance().register(PluginSearchPath)
+    _store_schema(tuple(extended(base) for _, base in SECTIONS.values()))
     for option in groups.without_file():  # Hydra looks there after all folders
         ConfigStore.instance().store(group=option.group, name=option.name, node={"name": option.name})
     with hydra.initialize_config_module("slime.conf", job_name="slime", version_base="1.3"):
@@ -232,13 +232,6 @@ def _with_values(files: DictConfig, values: Sequence[tuple[str, Any]]) -> DictCo
         else:
             raise SlimeError(f"there is no {key} to remove", todo=f"Leave out '~{key}'.")
     return merged
-
-
-def _missing_option(error: MissingConfigException, line: CommandLine, groups: Groups) -> SlimeError:
-    """A file's own `defaults` names an option that nobody ships (the command line's choices were checked before)."""
-    group, _, name = (error.missing_cfg_file or "").rpartition("/")
-    where = f"recipe {line.choices['recipe']}" if line.choices["recipe"] != NO_RECIPE else ""
-    return SlimeError(f"there is no {group}={name}", where=where, todo=did_you_mean(name, groups.names(group)))
 
 
 def _require_complete(merged: DictConfig, line: CommandLine, groups: Groups) -> None:
@@ -262,10 +255,14 @@ def _no_recipe(line: CommandLine, groups: Groups) -> str:
 
 
 def _in_one_line(error: Exception) -> SlimeError:
-    cause = _omegaconf_cause(error)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
     if cause is None:
         return SlimeError(" ".join(str(error).split())[:MAX_FACT], todo="Correct that file or argument.")
-    key, file = _key_of(cause), _file_of(error)
+    key = str(cause.full_key or ("" if cause.key is None else cause.key))
+    match = re.match(r"In '([^']+)'", str(error))
+    file = f"{match[1]}.yaml" if match else ""
     fact = (cause.msg or str(cause)).splitlines()[0].rstrip(".")
     fact = fact if len(fact) <= MAX_FACT else f"{fact[:MAX_FACT]}..."
     if re.match(r"Key '.*' (is )?not in|Could not override", fact):
@@ -290,19 +287,3 @@ def _unknown_key(key: str) -> str:
         return suggest(key)
     sections = {name.split(".")[0] for name in own_keys()}
     return f"{did_you_mean(top, sections)} (A file that sets several sections begins with '# @package _global_'.)"
-
-
-def _omegaconf_cause(error: BaseException | None) -> OmegaConfBaseException | None:
-    while error is not None and not isinstance(error, OmegaConfBaseException):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _key_of(cause: OmegaConfBaseException) -> str:
-    full_key: Any = cause.full_key or cause.key
-    return str(full_key) if full_key is not None else ""
-
-
-def _file_of(error: Exception) -> str:
-    match = re.match(r"In '([^']+)'", str(error))
-    return f"{match[1]}.yaml" if match else ""

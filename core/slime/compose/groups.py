@@ -135,8 +135,12 @@ def bad_yaml(error: Exception) -> SlimeError:
 
 def scan(plugins: Plugins) -> Groups:
     """Look at every config folder of the sound plugins, and at what they register without a file."""
-    folders = [(path, plugin.distribution) for plugin in plugins.sound for path in plugin.config_paths]
-    files = [option for path, distribution in folders for option in _scan(path, distribution)]
+    files = [
+        Option(file.parent.name, file.stem, plugin.distribution, file)
+        for plugin in plugins.sound
+        for path in plugin.config_paths
+        for file in sorted(folder_of(path).glob("*/*.yaml"))
+    ]
     written = {(option.group, option.name) for option in files}
     registered = (item for kind in REGISTERED for item in plugins.registries[kind])
     bare = [Option(item.kind, item.name, item.distribution) for item in registered]
@@ -148,8 +152,3 @@ def folder_of(config_path: str) -> Path:
     assert spec is not None, "a missing config package is found while loading the plugin"
     assert spec.submodule_search_locations, "a config path is a package"
     return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _scan(config_path: str, distribution: str) -> list[Option]:
-    folder = folder_of(config_path)
-    return [Option(file.parent.name, file.stem, distribution, file) for file in sorted(folder.glob("*/*.yaml"))]

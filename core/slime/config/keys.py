@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from slime.config import algorithm, chosen, cluster, observe, schema, weights
+from slime.config import algorithm, cluster, schema, weights
 from slime.config.declare import Bound, declared
 from slime.config.extended import SECTIONS, extended, schemas_of
 from slime.errors import nearest
@@ -149,21 +149,15 @@ def type_in_words(hint: Any) -> str:
 def _field_docs(sections: Sequence[type]) -> dict[tuple[str, str], str]:
     """(dataclass, field) -> the docstring under the field, in one line."""
     docs = {}
-    own = (schema, algorithm, chosen, cluster, weights, observe)
     bases = (base for section in sections for base in section.__mro__ if is_dataclass(base))
-    theirs = {sys.modules[base.__module__] for base in bases}
-    modules = [*own, *(theirs - {*own})]
+    modules = {schema, algorithm, cluster, weights, *(sys.modules[base.__module__] for base in bases)}
     for section in (node for module in modules for node in ast.parse(inspect.getsource(module)).body):
         if isinstance(section, ast.ClassDef):
             for before, after in zip(section.body, section.body[1:], strict=False):
-                if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and _is_docstring(after):
-                    text = ast.literal_eval(after.value)  # type: ignore[attr-defined]
-                    docs[section.name, before.target.id] = " ".join(text.split())
+                match before, after:
+                    case ast.AnnAssign(target=ast.Name(field)), ast.Expr(ast.Constant(str(text))):
+                        docs[section.name, field] = " ".join(text.split())
     return docs
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def open_section(name: str) -> str | None:

@@ -205,10 +205,7 @@ class WeightMapping:
     def _run(self, per_layer: bool, rules: list[Rule]) -> Iterator[Entry]:
         for layer in range(self.num_layers if per_layer else 1):
             for rule in rules:
-                if not per_layer or rule.layers is None or layer in rule.layers:
-                    yield from self._of_layer(rule, layer)
-
-    def _of_layer(self, rule: Rule, layer: int) -> Iterator[Entry]:
-        for expert in range(self.num_experts if rule.per_expert else 1):
-            hf = tuple(name.format(layer=layer, expert=expert) for name in rule.hf)
-            yield Entry(rule.megatron.format(layer=layer, expert=expert), hf, rule)
+                has_it = not per_layer or rule.layers is None or layer in rule.layers
+                for expert in range(self.num_experts if rule.per_expert else 1) if has_it else ():
+                    hf = tuple(name.format(layer=layer, expert=expert) for name in rule.hf)
+                    yield Entry(rule.megatron.format(layer=layer, expert=expert), hf, rule)

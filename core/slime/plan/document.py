@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 from slime.compose.compose import Composed
@@ -75,16 +72,12 @@ def _trainer(trainer: Trainer) -> dict[str, Any]:
 
 
 def _engine(engine: Engine) -> dict[str, Any]:
-    plain = {field.name: _plain(getattr(engine, field.name)) for field in dataclasses.fields(engine)}
-    return plain | {"nodes": [{"host": at.node, "devices": _span(at.devices)} for at in engine.nodes]}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, range):
-        return _span(value)
-    return dict(value) if isinstance(value, Mapping) else value
+    return {
+        **vars(engine),
+        "role": engine.role.name,
+        "nodes": [{"host": at.node, "devices": _span(at.devices)} for at in engine.nodes],
+        "publishers": _span(engine.publishers),
+    }
 
 
 def _span(numbers: range) -> list[int]:

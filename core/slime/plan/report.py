@@ -44,7 +44,7 @@ def report(composed: Composed, plugins: Plugins) -> str:
     assert not composed.problems, "a plan is made of a run that can start"
     cfg, model = composed.cfg, read_model(composed, plugins)
     sections = [
-        [_row(name, text) for name, text in summary(composed, model, plugins).items()],
+        [f"{name:<11} {text}" for name, text in summary(composed, model, plugins).items()],
         ["", "processes", *_processes(cfg.reward, model.topology)],
         ["", "pipeline stages", *_pipeline(model)],
         ["", "trainer ranks", *_ranks(model)],
@@ -64,17 +64,13 @@ def report(composed: Composed, plugins: Plugins) -> str:
     if composed.memory:
         sections += [["", title, *lines] for title, lines in composed.memory.sections()]
     elif cfg.cluster.on_gpus:
-        sections.append(["", "memory a device", f"  not known: {_no_estimate(model, cfg.cluster.device.name)}"])
+        missing = f"nothing that is installed estimates it. {how_to_get(f'{KIND}/{cfg.cluster.device.name}')}".rstrip()
+        why = f"nobody told the size of '{model.unknown}'" if model.unknown else missing
+        sections.append(["", "memory a device", f"  not known: {why}"])
     sections += [["", title, *lines] for part in model.parts for title, lines in part.sections()]
     if typed := commands(cfg.cluster):
         sections.append(["", "on the hosts", *(f"  {step['host']:<12} {step['command']}" for step in typed)])
     return "\n".join(line.rstrip() for section in sections for line in section)
-
-
-def _no_estimate(model: PlannedModel, device: str) -> str:
-    if model.unknown:
-        return f"nobody told the size of '{model.unknown}'"
-    return f"nothing that is installed estimates it. {how_to_get(f'{KIND}/{device}')}".rstrip()
 
 
 def summary(composed: Composed, model: PlannedModel, plugins: Plugins) -> dict[str, str]:
@@ -117,10 +113,6 @@ def _replayed(topology: Topology) -> dict[str, str]:
     size = sum(each.token_bytes for each in found)
     names = ", ".join(each.name for each in found)
     return {"replay": f"{names}: {size:,} bytes a token, at most {num_tokens * size / 1e9:.3g} GB a step"}
-
-
-def _row(name: str, text: str) -> str:
-    return f"{name:<11} {text}"
 
 
 def _stages(model: PlannedModel) -> Iterator[tuple[str, str]]:

@@ -56,7 +56,8 @@ def learning(topology: Topology) -> dict[str, Any]:
     begin += ["reward."] if topology.generates else []
     begin += ["eval."] if cfg.eval.path else []
     begin += ["train.checkpoint."]
-    keys = [key for start in begin for key in own_keys() if _is_shown(key, start)]
+    keys = [key for start in begin for key in own_keys() if key.startswith(start)]
+    keys = [key for key in keys if not key.endswith(".source") and ANY_NAME not in key]
     optimizer = dict(cfg.train.optimizer)
     if not stages.reinforces:
         optimizer = {key: value for key, value in optimizer.items() if key not in ("lr", "min_lr")}
@@ -69,10 +70,6 @@ def learning(topology: Topology) -> dict[str, Any]:
         for key, value in found.items()
         if key not in unread and value not in ([], {}) and (value is not None or key.startswith("algo."))
     }
-
-
-def _is_shown(key: str, start: str) -> bool:
-    return key.startswith(start) and not key.endswith(".source") and ANY_NAME not in key
 
 
 def _plain(value: Any) -> Any:

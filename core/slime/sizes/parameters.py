@@ -7,7 +7,7 @@ one. The blocks state their shapes, by Megatron's keywords, and what tensor para
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -79,12 +79,23 @@ def weights_of(model: Model, mapping: WeightMapping) -> list[Weight]:
     Raises:
         AssertionError: no block states the shape of a parameter, see `unknown_parameter`.
     """
-    return [
-        weight
-        for rule in mapping.rules
-        if rule.exported
-        for weight in _weights_of(rule, model, mapping.num_layers, mapping.num_experts)
-    ]
+    found = []
+    for rule in (rule for rule in mapping.rules if rule.exported):
+        assert rule.block, "asked after unknown_parameter"
+        assert rule.shape, "asked after unknown_parameter"
+        weight = Weight(
+            rule.part,
+            shape_of(rule, model),
+            rule.shape,
+            rule.block,
+            drafts=rule.drafts,
+            learns_by=rule.learns_by,
+            count=mapping.num_experts if rule.per_expert else 1,
+            num_names=len(rule.hf),
+        )
+        layers = range(mapping.num_layers) if rule.layers is None else rule.layers
+        found += [replace(weight, layer=layer) for layer in layers] if rule.per_layer else [weight]
+    return found
 
 
 def unknown_parameter(mapping: WeightMapping) -> str | None:
@@ -95,26 +106,6 @@ def unknown_parameter(mapping: WeightMapping) -> str | None:
 def shape_of(rule: Rule, model: Model) -> tuple[int, ...]:
     assert rule.shape, "asked after unknown_parameter"
     return rule.shape.sizes(model)
-
-
-def _weights_of(rule: Rule, model: Model, num_layers: int, num_experts: int) -> Iterator[Weight]:
-    assert rule.block, "asked after unknown_parameter"
-    assert rule.shape, "asked after unknown_parameter"
-    weight = Weight(
-        rule.part,
-        rule.shape.sizes(model),
-        rule.shape,
-        rule.block,
-        drafts=rule.drafts,
-        learns_by=rule.learns_by,
-        count=num_experts if rule.per_expert else 1,
-        num_names=len(rule.hf),
-    )
-    if not rule.per_layer:
-        yield weight
-        return
-    for layer in range(num_layers) if rule.layers is None else rule.layers:
-        yield replace(weight, layer=layer)
 
 
 DRAFTING_LAYER = -1

@@ -41,8 +41,10 @@ def engine_environment(cluster: ClusterConfig, group: EngineGroup) -> dict[str, 
     if group.role is not Role.regular:  # slime sees who died or hangs; SGLang would fail what only waits for room
         never = ("BOOTSTRAP_TIMEOUT", "WAITING_TIMEOUT", "HEARTBEAT_MAX_FAILURE")
         settings |= {f"SGLANG_DISAGGREGATION_{name}": str(NEVER) for name in never}
-    cores = {} if cluster.on_gpus else _cores(group)
-    return {**settings, **cores, **_of_device(cluster), **_network(cluster), **group.environment}
+    if not cluster.on_gpus and group.devices_per_engine > 1:  # SGLang asks for NUMA nodes unless it is told the cores
+        cores = [str(rank % (os.cpu_count() or 1)) for rank in range(group.devices_per_engine)]
+        settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(cores)
+    return {**settings, **_of_device(cluster), **_network(cluster), **group.environment}
 
 
 def _of_device(cluster: ClusterConfig) -> dict[str, str]:
@@ -57,11 +59,3 @@ def _network(cluster: ClusterConfig) -> dict[str, str]:
     interface = cluster.socket_interface
     names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return dict.fromkeys(names, interface) if interface else {}
-
-
-def _cores(group: EngineGroup) -> dict[str, str]:
-    """A core for each rank: SGLang asks for NUMA nodes unless it is told the cores."""
-    if group.devices_per_engine == 1:
-        return {}
-    cores = [str(rank % (os.cpu_count() or 1)) for rank in range(group.devices_per_engine)]
-    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}
