@@ -1,7 +1,8 @@
 """The hooks a plugin may implement (pluggy project name `slime`, entry-point group `slime`).
 
 Hooks that contribute things chosen by name return `{name: factory}`; a factory is called late, with the options
-of the config as keywords, and is where heavy imports belong. `docs/hooks.md` is generated from this file.
+of the config as keywords, and is where heavy imports belong. So is a function, which is called with what its hook says.
+`docs/hooks.md` is generated from this file.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_ray_starters(self) -> Mapping[str, Factory]:
-        """What brings Ray up for a run, or joins it: `{name: factory}`. One is installed, and that is taken;
-        `slime-rl[gpu]` and `slime-rl[cpu]` bring it. A factory returns a `slime.cluster.ray_starter.RayStarter`."""
+        """What brings Ray up for a run, or joins it: `{name: function}`. One is installed, and that is taken;
+        `slime-rl[gpu]` and `slime-rl[cpu]` bring it. `slime.cluster.ray_starter.ray_here` says what it does."""
 
     @hookspec
     def slime_engine_returns(self) -> Mapping[str, Factory]:
@@ -159,13 +160,15 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_engine_checks(self) -> Mapping[str, Factory]:
-        """Rules of the engines' software: `{name: factory}`. Every installed one is asked of each layout, before
-        anything starts. A factory returns a `slime.topology.engine_checks.EngineCheck`."""
+        """Rules of the engines' software: `{name: function}`. Every installed one is asked of each layout, before
+        anything starts. It gets the topology, keywords of Megatron's TransformerConfig, and the building blocks of the
+        model, and returns the rules that the engine groups break, one for each key."""
 
     @hookspec
     def slime_advisers(self) -> Mapping[str, Factory]:
-        """Better ways out of a config's problems: `{name: factory}`. Every installed one is asked; a factory returns a
-        `slime.compose.check.Adviser`."""
+        """Better ways out of a config's problems: `{name: function}`. Every installed one is asked. It gets the
+        problems, the config before its values were derived, each within its bounds, and the rules, which say what is
+        wrong with such a config; it returns the same problems in the same order, some with another `todo`."""
 
     @hookspec
     def slime_memory_estimates(self) -> Mapping[str, Factory]:
@@ -181,9 +184,9 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_preflights(self) -> Mapping[str, Factory]:
-        """Looks at the hosts of a run: `{name: factory}`. Every installed one is asked once Ray is up, before anything
-        of the run starts. A factory returns a `slime.cluster.preflight.Preflight`, which raises a `SlimeError` if a
-        host lacks something."""
+        """Looks at the hosts of a run: `{name: function}`. Every installed one is asked once Ray is up, before anything
+        of the run starts. It gets the topology, the run's `slime.run_dir.RunDir`, Ray's ids of the hosts, and whether
+        the run will write checkpoints, and raises a `SlimeError` with all that hosts lack."""
 
     @hookspec
     def slime_config_paths(self) -> Sequence[str]:

@@ -53,23 +53,18 @@ class RayHere(Protocol):
         """
 
 
-class RayStarter(Protocol):
-    """Brings Ray up, or joins the one at `cluster.ray_address`. `slime-cluster` is the one of this repository."""
-
-    def here(self, topology: Topology) -> AbstractContextManager[RayHere]:
-        """Ray on this host, for a run of which nothing is on the disk yet. All that this process starts in the block
-        ends soon after the block or the process, whatever ends that.
-
-        Raises:
-            SlimeError: at once: this host lacks what Ray would need; in the block: Ray does not start, or is not there;
-                this host is none of the run's.
-        """
-
-
 def ray_here(topology: Topology) -> AbstractContextManager[RayHere]:
-    starter: RayStarter | None = plugins.load().registries["ray_starter"].only()
-    assert starter, "a run is refused where what brings it is not installed"
-    return starter.here(topology)
+    """Ray on this host, for a run of which nothing is on the disk yet: brought up, or joined at `cluster.ray_address`,
+    by what is installed. All that this process starts in the block ends soon after the block or the process, whatever
+    ends that.
+
+    Raises:
+        SlimeError: at once: this host lacks what Ray would need; in the block: Ray does not start, or is not there;
+            this host is none of the run's.
+    """
+    (starter,) = plugins.load().registries["ray_starter"]  # a run is refused where none is installed
+    here: AbstractContextManager[RayHere] = starter.factory(topology)
+    return here
 
 
 def token_file() -> Path:

@@ -51,9 +51,6 @@ from slime.weights.transports import transport_problems
 
 Rules = Callable[[SlimeConfig], Sequence[SlimeError]]
 """What is wrong with a config whose values are not derived yet."""
-Adviser = Callable[[Sequence[SlimeError], SlimeConfig, Rules], Sequence[SlimeError]]
-"""Better ways out of problems (hook `slime_advisers`), such as `slime-tools` has: of them, and of the config as it was
-given, the same problems in the same order, some with another `todo`."""
 SGLANG_SIZES = {"tp_size", "pp_size", "dp_size", "ep_size", "page_size", "moe_dense_tp_size"}
 MAX_SIZE = 10**9
 """Of any number of a model's architecture, so that nothing is counted up to a mistyped one."""

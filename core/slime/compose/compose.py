@@ -165,7 +165,7 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
     missing = list[SlimeError]()
     if found.problems and not value_problems(cfg, plugins):
         for adviser in plugins.registries["adviser"]:
-            found.problems = list(adviser.factory()(found.problems, given, rules))
+            found.problems = list(adviser.factory(found.problems, given, rules))
     elif found.topology and not found.problems:
         if found.memory and found.memory.fit_together():
             cfg.rollout.sglang[SAVER] = False

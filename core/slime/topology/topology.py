@@ -115,14 +115,6 @@ class Topology:
         """Name of how weights reach the engines, never `auto`."""
         return transport_name(self.weights, self.cluster)
 
-    @property
-    def sources(self) -> tuple[int, ...]:
-        """The trainer ranks that broadcast weights, of which rank 0 is the first: `weights.num_sources` of them, as far
-        from each other as can be, which is how pipeline stages lie."""
-        ranks = self.cluster.num_trainers
-        count = min(self.weights.num_sources, ranks)
-        return tuple(number * ranks // count for number in range(count))
-
     @cached_property
     def grid(self) -> Grid:
         """Raises SlimeError where the parallel sizes do not divide."""

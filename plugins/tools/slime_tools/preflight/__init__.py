@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from slime.contracts import VerbFactory
 from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from slime.cluster.preflight import Preflight
+    from slime.run_dir import RunDir
+    from slime.topology.topology import Topology
 
 
-def _hosts() -> Preflight:
-    from slime_tools.preflight.hosts import Hosts
+def _hosts(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:
+    from slime_tools.preflight.hosts import require_ready
 
-    return Hosts()
+    require_ready(topology, run, nodes, writes)
 
 
 @hookimpl
-def slime_preflights() -> Mapping[str, Callable[[], Preflight]]:
+def slime_preflights() -> Mapping[str, Callable[..., None]]:
     return {"hosts": _hosts}
 
 
