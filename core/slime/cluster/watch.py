@@ -70,6 +70,10 @@ class Member:
 Spare = Callable[[Member, Death], bool]
 
 
+def spare_nobody(member: Member, death: Death) -> bool:
+    return False
+
+
 class Restarting(Protocol):
     """Who starts engines again that have died. Nothing here waits.
 
@@ -104,7 +108,7 @@ class Watch:
         self._logs, self._hosts, self._ray = logs, hosts, _Ray(nodes, hosts)
         self._asked: dict[Any, Member] = {member.call(Actor.ping): member for member in members}
 
-    def fault(self, what: str, spare: Spare = lambda member, death: False) -> Death | None:
+    def fault(self, what: str, spare: Spare = spare_nobody) -> Death | None:
         """The first death that is found, or None. Returns soon, however many are busy.
 
         Args:

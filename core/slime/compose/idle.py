@@ -96,9 +96,7 @@ class Composition:
                 yield Rule(why, key, lambda run: False)
 
     def value(self, key: str) -> Any:
-        section, _, name = key.rpartition(".")
-        holder = value_of(self.cfg, section)
-        return holder.get(name) if isinstance(holder, dict) else getattr(holder, name)
+        return value_of(self.cfg, key)
 
     def says_as(self, other: Composition, key: str) -> bool:
         """Whether a key has the value that it has there; options of what is not chosen here have none."""

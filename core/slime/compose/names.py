@@ -16,11 +16,6 @@ _TAKEN = ("main", "reward_part", "notes")
 """Parts of metrics' names that mean something else."""
 
 
-def as_name(text: str) -> str:
-    """A name like the text, for a model that is known by its folder alone: others than NAME's characters become `-`."""
-    return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:100] or "model"
-
-
 def name_problems(names: Mapping[str, str]) -> Iterator[SlimeError]:
     """Names, by their keys, that are paths, or that a folder cannot have or should not."""
     for key, name in names.items():

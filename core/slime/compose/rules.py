@@ -71,8 +71,7 @@ def _needed(topology: Topology, model: Mapping[str, Any]) -> Iterator[SlimeError
 
     def value_in(key: str) -> Any:
         section, _, name = key.rpartition(".")
-        holder = model if section == MEGATRON else value_of(topology.config, section)
-        return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name)
+        return model.get(name) if section == MEGATRON else value_of(topology.config, key)
 
     for section, fields in ACCEPTED.items():
         for key, value in value_of(topology.config, section).items():

@@ -82,9 +82,10 @@ def added_keys(kind: str) -> dict[str, list[str]]:
 
 
 def value_of(cfg: schema.SlimeConfig, key: str) -> Any:
+    """The value of a dotted key; None of one that a dictionary has not."""
     section: Any = cfg
     for part in key.split("."):
-        section = section[part] if isinstance(section, dict) else getattr(section, part)
+        section = section.get(part) if isinstance(section, dict) else getattr(section, part)
     return section
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slime.compose.labels import judged_sets
 from slime.config.schema import SlimeConfig
 from slime_rewards.code.labels import cases_of
 from slime_rewards.code.reward import LOCAL
+from slime_rewards.labels import judged_sets
 
 TOOL = "slime_rewards.code.tool:python"
 
