@@ -31,40 +31,40 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
 
     The folders of model and tokenizer are those of the host that asks.
     """
-    model = _folder(group.model or cfg.model.path)
+    model, hosts = _folder(group.model or cfg.model.path), num_hosts(cfg.cluster, group.devices_per_engine)
+    if group.model:
+        scored_by = _scored_by(group.model)
+        loads = {"load_format": "auto", "weight_version": "frozen", "skip_tokenizer_init": False}
+        loads |= {"is_embedding": True} if scored_by else {}
+        overrides: Mapping[str, Any] = {"architectures": scored_by} if scored_by else {}
+    else:
+        # Only stop strings need text inside the engine; without them it spares itself tokenizer and detokenizer.
+        stops = [cfg.rollout.sampling.stop, *(held_out.sampling.stop for held_out in cfg.eval.all().values())]
+        loads = {"load_format": "dummy", "weight_version": UNPUBLISHED, "skip_tokenizer_init": not any(stops)}
+        loads |= adapter_fields(cfg.model, cfg.train, on_gpus=cfg.cluster.on_gpus)
+        for recording in (*recordings_of(cfg), *numbers_told()):
+            loads |= recording.server_fields
+        overrides = _overrides(cfg.model, cfg.rollout)
     fields: dict[str, Any] = {
         "model_path": model,
         "device": cfg.cluster.device.value,
+        **loads,
         "random_seed": cfg.run.seed + index,  # engines with one seed would give one prompt the same samples
         "skip_server_warmup": True,
         "log_level_http": "warning",
         **most_running(group, on_gpus=cfg.cluster.on_gpus),
         **_device_fields(cfg.cluster, group),
         **_role_fields(cfg.cluster, group),
+        **({"nnodes": hosts} if hosts > 1 else {}),
         **draft_fields(group.sglang),
+        **group.sglang,
     }
-    if (hosts := num_hosts(cfg.cluster, group.devices_per_engine)) > 1:
-        fields["nnodes"] = hosts
-    overrides: Mapping[str, Any] = {}
-    if group.model:
-        fields |= {"load_format": "auto", "weight_version": "frozen", "skip_tokenizer_init": False}
-        if scored_by := _scored_by(group.model):
-            fields["is_embedding"], overrides = True, {"architectures": scored_by}
-    else:
-        # Only stop strings need text inside the engine; without them it spares itself tokenizer and detokenizer.
-        stops = [cfg.rollout.sampling.stop, *(held_out.sampling.stop for held_out in cfg.eval.all().values())]
-        fields |= {"load_format": "dummy", "weight_version": UNPUBLISHED, "skip_tokenizer_init": not any(stops)}
-        fields |= adapter_fields(cfg.model, cfg.train, on_gpus=cfg.cluster.on_gpus)
-        for recording in (*recordings_of(cfg), *numbers_told()):
-            fields |= recording.server_fields
-        overrides = _overrides(cfg.model, cfg.rollout)
-        if cfg.model.tokenizer is not None:
-            fields["tokenizer_path"] = _folder(cfg.model.tokenizer)
-    fields |= group.sglang
     if group.model or not cfg.cluster.on_gpus:
         fields.pop(SAVER, None)  # nobody takes turns with frozen engines, and host memory cannot be given up
     if drafts_with_own_layer(group.sglang):  # SGLang finds it by itself for some architectures only
         fields.setdefault("speculative_draft_model_path", model)
+    if cfg.model.tokenizer is not None and not group.model:
+        fields["tokenizer_path"] = _folder(cfg.model.tokenizer)
     if overrides:
         fields[OVERRIDES] = json.dumps(json.loads(fields.get(OVERRIDES, "{}")) | overrides)
     return fields
