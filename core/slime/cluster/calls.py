@@ -39,11 +39,7 @@ E = TypeVar("E", bound=SlimeError)
 
 @dataclass(frozen=True)
 class _Beside:
-    """A call that lasts while others are waited for.
-
-    Attributes:
-        calls: it and those of the processes that `member` needs.
-    """
+    """A call that lasts while others are waited for; `calls`: it and those of the processes that `member` needs."""
 
     member: Member
     what: str
@@ -92,12 +88,8 @@ class Calls:
         return self.wait({member.call(method, *args, **kwargs): member for member in members}, what, limit_s)
 
     def watch_beside(self, calls: Mapping[Any, Member], what: str) -> None:
-        """Have every `wait` raise the failure of `calls`, too, as long as they last; but for the death of an engine
-        that starts again.
-
-        Args:
-            calls: of processes that need each other.
-        """
+        """Have every `wait` raise the failure of `calls` of processes that need each other, too, as long as they last;
+        but for the death of an engine that starts again."""
         self._beside |= {ref: _Beside(member, what, calls) for ref, member in calls.items()}
 
     @property
@@ -209,10 +201,7 @@ class Calls:
         return self.restarts.spare if self.restarts else spare_nobody
 
     def look(self, what: str) -> None:
-        """See who has died, and how far the engines are that start again.
-
-        Args:
-            what: the run does.
+        """See who has died, and how far the engines are that start again, while the run does `what`.
 
         Raises:
             SlimeError: naming a process that died, without which the run cannot go on.

@@ -51,11 +51,8 @@ class Engines:
         return [self._found[index] for index in range(self.num_trained)]
 
     def begin(self, devices: Sequence[str] = ()) -> None:
-        """Start every process; they hold no weights until the first publish, but for frozen ones.
-
-        Args:
-            devices: colocated: the CUDA device of each trainer rank. Otherwise Ray has given a process its own.
-        """
+        """Start every process; they hold no weights until the first publish, but for frozen ones. Colocated, `devices`
+        has the CUDA device of each trainer rank; otherwise Ray has given a process its own."""
         self._shares = shares = devices_beside(self._topology, devices)
         for index, (nodes, meeting) in enumerate(zip(self._processes, self._meetings(), strict=True)):
             self._starting[index] = [
@@ -150,11 +147,7 @@ class Engines:
 
 def devices_beside(topology: Topology, devices: Sequence[str]) -> list[list[list[str]]]:
     """Of each engine's processes the devices of the trainer ranks beside it, frozen ones' last; empty where they share
-    none.
-
-    Args:
-        devices: of each trainer rank.
-    """
+    none. `devices`: of each trainer rank."""
     found: list[list[list[str]]] = [[[] for _ in nodes] for nodes in topology.engine_places]
     for index, ranks in enumerate(topology.engine_ranks if topology.shares_gpus else ()):
         beside = iter([devices[rank] for rank in ranks])

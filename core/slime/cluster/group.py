@@ -80,7 +80,6 @@ def open_cluster(
         logs: folder of the run directory.
         tell: told what is waited for.
         require_ready: called with Ray's ids of the hosts before anything starts on them.
-        frozen: learns where frozen engines are.
     """
     with here.everywhere(topology, logs) as hosts:
         slots = reserve(topology, tell)

@@ -154,11 +154,8 @@ def reserve(topology: Topology, tell: Subscriber) -> Slots:
 
 
 def suffices(nodes: Collection[Mapping[str, float]], wanted: Collection[Mapping[str, float]], *, apart: bool) -> bool:
-    """False if the nodes could not hold the bundles even if nobody else used them.
-
-    Args:
-        apart: each bundle takes a node of its own.
-    """
+    """False if the nodes could not hold the bundles even if nobody else used them; `apart`: each takes a node of its
+    own."""
 
     def num_with(held: Collection[Mapping[str, float]], least: Mapping[str, float]) -> int:
         return sum(all(each.get(name, 0) >= count for name, count in least.items()) for each in held)

@@ -15,20 +15,12 @@ TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 
 
 class RayHosts(Protocol):
-    """Ray on every host of a run.
-
-    Attributes:
-        is_own: it was started for this run.
-    """
+    """Ray on every host of a run; `is_own`: it was started for this run."""
 
     is_own: bool
 
     def fault(self, what: str) -> Death | None:
-        """The first host that was lost, of those that were brought up for the run.
-
-        Args:
-            what: the run does.
-        """
+        """The first host that was lost while the run does `what`, of those that were brought up for it."""
 
     def end_of(self, name: str) -> str:
         """How the process `name` of Ray has ended that was started here (`gcs_server`, `raylet`), as a part of a

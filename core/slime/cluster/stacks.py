@@ -27,13 +27,9 @@ _RANK = re.compile(r"(?P<engine>engine-\d+)(-node\d+)?-scheduler-")
 
 
 def take(members: Sequence[Member], logs: Path, why: str) -> list[StackDump]:
-    """What every process of the run stands in, on every host; written to `hang.txt` as well, behind what is there.
+    """What every process of the run stands in, on every host; written to `hang.txt` as well, under the line `why`.
 
-    This host is asked without Ray, which may be what hangs.
-
-    Args:
-        why: first line in the file.
-    """
+    This host is asked without Ray, which may be what hangs."""
     pids: dict[str, list[int]] = {}
     for member in members:
         pids.setdefault(member.node, []).append(member.pid)

@@ -120,12 +120,8 @@ def _begin(
 
 
 def on_the_fullest(values: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> dict[str, float]:
-    """The first rank's metrics, but `memory/..._gib` of the fullest device, `memory/..._host_gib` of the fullest host.
-
-    Args:
-        values: by rank.
-        nodes: the host of each rank.
-    """
+    """The first rank's metrics of `values`, but `memory/..._gib` of the fullest device, and `memory/..._host_gib` of
+    the fullest host, by the `nodes` of the ranks."""
     found = dict(values[0])
     for name in found:
         if name.startswith("memory/"):

@@ -42,13 +42,12 @@ P = ParamSpec("P")
 
 @dataclass
 class Member:
-    """An actor of the run, and where it lives once it has checked in.
+    """An actor of the run, and where it lives once it has checked in; `node` is Ray's id of the host.
 
     Attributes:
         name: such as `trainer-0` or `engine-1`; its log and its stacks are called so.
         make: another such actor, in the same place.
         has_died: the actor itself, not only what it keeps.
-        node: Ray's id of the host.
     """
 
     name: str
@@ -95,13 +94,7 @@ class Restarting(Protocol):
 
 
 class Watch:
-    """Asks after every actor again and again: a question to a dead one fails at once, one to a busy one waits.
-
-    Args:
-        members: the actors.
-        logs: the run's, where their last words are.
-        hosts: of the run.
-    """
+    """Asks after every actor again and again: a question to a dead one fails at once, one to a busy one waits."""
 
     def __init__(self, members: Sequence[Member], logs: Path, hosts: RayHosts) -> None:
         nodes = {this_node(), *(member.node for member in members)}
@@ -109,12 +102,8 @@ class Watch:
         self._asked: dict[Any, Member] = {member.call(Actor.ping): member for member in members}
 
     def fault(self, what: str, spare: Spare = spare_nobody) -> Death | None:
-        """The first death that is found, or None. Returns soon, however many are busy.
-
-        Args:
-            what: the run does.
-            spare: whether the run goes on without a member that has died; it tells the watch to `leave` that.
-        """
+        """The first death that is found while the run does `what`, or None. Returns soon, however many are busy. Where
+        the run goes on without a member that has died, `spare` tells the watch to `leave` that."""
         return self._hosts.fault(what) or self._ray.fault(what) or self._dead_actor(what, spare)
 
     def leave(self, members: Sequence[Member]) -> None:

@@ -14,13 +14,8 @@ from slime.plugins import Plugins
 
 @dataclass(frozen=True)
 class Choice:
-    """One name with its options.
-
-    Attributes:
-        label: its kind, and behind a point where it stands if there may be several.
-        options: the config's own dictionary; anything else that stands in its place is a mistake of the user's.
-        home: key that the options stand under.
-    """
+    """One name with its options, a dictionary unless the user mistook them, under the key `home`. `label` is its kind,
+    and behind a point where it stands if there may be several."""
 
     label: str
     name: str

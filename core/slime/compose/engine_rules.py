@@ -110,11 +110,8 @@ def context_problems(topology: Topology, hf: Mapping[str, Any]) -> Iterator[Slim
 
 
 def renewal_problems(topology: Topology, *, drafts: bool) -> Iterator[SlimeError]:
-    """Engines in which a published version would not renew all that they compute with.
-
-    Args:
-        drafts: the model has a layer that drafts.
-    """
+    """Engines in which a published version would not renew all that they compute with; `drafts`: the model has a layer
+    that drafts."""
     for group in topology.groups:
         draft = group.sglang.get("speculative_draft_model_path")
         if draft is not None and draft != topology.config.model.path:

@@ -92,11 +92,8 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def rate_warnings(cfg: SlimeConfig, typed: Collection[str]) -> Iterator[SlimeError]:
-    """Learning rates that are a task's for whole models, where the command line asks for adapters and names none.
-
-    Args:
-        typed: keys of the command line.
-    """
+    """Learning rates that are a task's for whole models, where the command line (`typed`: its keys) asks for adapters
+    and names none."""
     homes = [f"train.{item.name}." for item in plugins.load().adapters]
     if not adapters_of(cfg.train) or not any(key.startswith(home) for key in typed for home in homes):
         return

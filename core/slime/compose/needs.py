@@ -27,11 +27,8 @@ _CAST = "-bf16"
 
 
 def needs(topology: Topology, stated: Container[str] = ()) -> list[SlimeError]:
-    """What must be fetched, installed or started, in the order in which it stands in the config.
-
-    Args:
-        stated: the keys of the command line.
-    """
+    """What must be fetched, installed or started, in the order in which it stands in the config; `stated`: the keys of
+    the command line."""
     cfg = topology.config
     sections: dict[str, DataConfig | EvalConfig | SetConfig] = {"data": cfg.data, **cfg.data.named()}
     sections |= {"eval": cfg.eval, **cfg.eval.named()}

@@ -20,11 +20,8 @@ from slime.registry import Contribution
 def check_options(
     item: Contribution, options: Mapping[str, Any], schema: type | None, home: str, elsewhere: Collection[str] = ()
 ) -> Iterator[SlimeError]:
-    """What is wrong with the options of one contribution, which stand under the key `home`.
-
-    Args:
-        elsewhere: fields of the schema that are keys of their own.
-    """
+    """What is wrong with the options of one contribution, which stand under the key `home`; `elsewhere`: fields of the
+    schema that are keys of their own."""
     names, required = _of_factory(item)
     if schema:
         names = {field.name for field in _fields(schema)} - {*elsewhere}

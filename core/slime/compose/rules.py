@@ -34,12 +34,7 @@ MEGATRON = "train.megatron"
 def layout_problems(
     topology: Topology, architecture: Mapping[str, Any], mapping: WeightMapping
 ) -> Iterator[SlimeError]:
-    """Rules about ranks and layers.
-
-    Args:
-        architecture: keywords of Megatron's TransformerConfig that the model's bridge gives.
-        mapping: the table of its weights, from the bridge too.
-    """
+    """Rules about ranks and layers. `architecture`: keywords of Megatron's TransformerConfig that the bridge gives."""
     cfg, grid = topology.config, topology.grid
     model = {"bf16": cfg.cluster.on_gpus, **architecture, **cfg.train.megatron}
     for key, value in required_megatron(cfg.train.megatron).items():

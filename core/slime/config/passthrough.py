@@ -143,11 +143,7 @@ def made_for() -> dict[str, str]:
 
 
 def check_section(section: str, values: Mapping[str, Any], home: str = "") -> Iterator[SlimeError]:
-    """What is wrong with the keys of one pass-through section.
-
-    Args:
-        home: the dotted key under which the values stand, if it is not `section`.
-    """
+    """What is wrong with the keys of one pass-through section, which stand under `home`, or else under `section`."""
     for key, value in values.items():
         where = f"{home or section}.{key}"
         if key in SET_BY_SLIME[section]:

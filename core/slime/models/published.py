@@ -46,12 +46,11 @@ class OfAnyModel:
 
 
 class Published:
-    """Of one family.
+    """What the published class of one family knows.
 
     Args:
         architecture: the class with the output layer, by the name that transformers and the engine know.
-        config: the fields of transformers' config class.
-        beside: fields that this class has not.
+        config: the fields of transformers' config class; `beside` has those that this class has not.
     """
 
     def __init__(self, architecture: str, config: type, beside: type = object) -> None:

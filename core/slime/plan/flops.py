@@ -18,12 +18,7 @@ from slime.sizes.parameters import Weight, blocks_by_layer, unknown_parameter, w
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """FLOPs of a model's forward pass.
-
-    Args:
-        model: Megatron's keywords with `vocab_size`.
-        tokens: mean of a sequence.
-    """
+    """FLOPs of a model's forward pass, by Megatron's keywords with `vocab_size`; `tokens`: mean of a sequence."""
 
     model: Mapping[str, Any]
     weights: Sequence[Weight]
@@ -61,11 +56,7 @@ class ForwardFlops:
         return found
 
     def stage(self, layers: Iterable[int], *, is_last: bool, uneven: float = 1.0) -> float:
-        """Of a token in a pipeline stage.
-
-        Args:
-            uneven: tokens of the busiest experts' rank relative to the mean.
-        """
+        """Of a token in a pipeline stage; `uneven`: tokens of the busiest experts' rank relative to the mean."""
         flops = sum(self.by_layer[layer] + uneven * self.of_experts.get(layer, 0.0) for layer in layers)
         return flops + self.head * is_last
 

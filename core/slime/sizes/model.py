@@ -81,12 +81,7 @@ class ModelSizes:
 
 
 def sizes_of(topology: Topology, model: Mapping[str, Any], mapping: WeightMapping) -> ModelSizes:
-    """Of a model of which every block states its sizes.
-
-    Args:
-        model: as `keywords_of` returns it.
-        mapping: the family's table.
-    """
+    """Of a model of which every block states its sizes, by the family's table and what `keywords_of` returns."""
     adapters = adapters_of(topology.config.train)
     learning = weights_of(model, adapters.mapping(mapping)) if adapters else []
     return ModelSizes(topology, model, weights_of(model, mapping), learning, frozen_sizes(topology))

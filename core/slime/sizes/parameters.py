@@ -71,14 +71,8 @@ class Weight:
 
 
 def weights_of(model: Model, mapping: WeightMapping) -> list[Weight]:
-    """Every tensor of the model, correction biases included, a copy of tied embeddings not.
-
-    Args:
-        mapping: the family's table.
-
-    Raises:
-        AssertionError: no block states the shape of a parameter, see `unknown_parameter`.
-    """
+    """Every tensor of a family's table, correction biases included, a copy of tied embeddings not. Asked of models
+    without an `unknown_parameter`."""
     found = []
     for rule in (rule for rule in mapping.rules if rule.exported):
         assert rule.block, "asked after unknown_parameter"

@@ -33,11 +33,7 @@ class Adapters(Protocol):
         weights."""
 
     def engine_fields(self, base: WeightMapping, *, on_gpus: bool) -> Mapping[str, Any]:
-        """Fields of SGLang's `ServerArgs` with which engines have room for them.
-
-        Args:
-            base: of the model.
-        """
+        """Fields of SGLang's `ServerArgs` with which engines have room for them; `base`: of the model."""
 
     def mapping(self, base: WeightMapping) -> WeightMapping:
         """The table of the adapters' parameters (`WeightMapping.adapts`); its HF names are those of their own files.

@@ -17,12 +17,8 @@ KIND = "engine_check"
 def engine_check_problems(
     topology: Topology, model: Mapping[str, Any], blocks: Collection[BuildingBlock]
 ) -> Iterator[SlimeError]:
-    """What every installed check says.
-
-    Args:
-        model: keywords of Megatron's TransformerConfig.
-        blocks: that the model is built of.
-    """
+    """What every installed check says. `model`: keywords of Megatron's TransformerConfig; `blocks`: it is built of
+    them."""
     for check in plugins.load().registries[KIND]:
         yield from check.factory(topology, model, blocks)
 

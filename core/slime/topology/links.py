@@ -28,11 +28,9 @@ class Verb(enum.Enum):
 
 @dataclass(frozen=True)
 class Link:
-    """One way from a process to another.
+    """One way from a process to another: `trainer <rank>`, or `<engine> rank <tensor-parallel rank>`.
 
-    Attributes:
-        verb: gather: shards of the trainers become whole tensors; hand over: whole versions reach the engines.
-        source: `trainer <rank>`, or `<engine> rank <tensor-parallel rank>`.
+    To gather is to make whole tensors of the trainers' shards; whole versions are handed over to the engines.
     """
 
     verb: Verb

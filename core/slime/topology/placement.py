@@ -148,11 +148,7 @@ def turn_problems(cluster: ClusterConfig, rollout: RolloutConfig) -> Iterator[Sl
 
 
 def idle_devices(cluster: ClusterConfig, places: Collection[HostDevices]) -> Iterator[SlimeError]:
-    """Devices, on cpu hosts, that the run holds and uses for nothing.
-
-    Args:
-        places: of all processes, which fit the devices.
-    """
+    """Devices, on cpu hosts, that the run holds and uses for nothing. The `places` of all processes fit the devices."""
     per_node = cluster.devices_per_node
     hosts = max(place.node for place in places) + 1
     used = {(place.node, device) for place in places for device in place.devices}

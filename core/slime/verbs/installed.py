@@ -24,12 +24,7 @@ def names() -> list[str]:
 
 
 def find(words: Sequence[str], known: Collection[str]) -> tuple[str | None, list[str]]:
-    """The verb that a command line calls, and the words for it; None if it begins with no verb.
-
-    Args:
-        words: after `slime`.
-        known: `names()`.
-    """
+    """The verb of `known` that the words after `slime` call, and the words for it; None if they begin with no verb."""
     verb, *rest = words or [""]
     for name in known:
         head, _, option = name.partition(" ")
