@@ -45,11 +45,9 @@ def take(members: Sequence[Member], logs: Path, why: str) -> list[StackDump]:
 def late(members: Sequence[Member], logs: Path, pending: Sequence[Member], what: str, limit_s: float) -> SlimeError:
     """The error of calls that gave no answer in time, with every stack taken."""
     told = f"no answer within {limit_s:g} s while {what}"
-    return SlimeError(
-        f"{told}: {suspects(take(members, logs, told), pending, OWN)}",
-        where=pending[0].name,
-        todo=f"{_where(logs)} Raise cluster.hang_timeout_s if it was only slow.",
-    )
+    todo = f"{_where(logs)} Raise cluster.hang_timeout_s if it was only slow."
+    seen = suspects(take(members, logs, told), pending, OWN)
+    return SlimeError(f"{told}: {seen}", where=pending[0].name, todo=todo)
 
 
 def hanging(members: Sequence[Member], logs: Path, error: NoAnswer) -> SlimeError:

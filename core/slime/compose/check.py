@@ -236,9 +236,8 @@ def _family(family: str, hf: Mapping[str, Any], plugins: Plugins) -> str:
     plugins.models.get(family)
     if hf["model_type"] != family:
         what = f"is '{family}', but config.json says model_type '{hf['model_type']}'"
-        raise SlimeError(
-            what, where="model.family", todo=f"Set model.family={hf['model_type']}, or another model.path."
-        )
+        todo = f"Set model.family={hf['model_type']}, or another model.path."
+        raise SlimeError(what, where="model.family", todo=todo)
     return family
 
 

@@ -48,10 +48,9 @@ class Groups:
     def _add(self, option: Option) -> None:
         rival = self._options[option.group].get(option.name)
         if rival is not None:
-            raise SlimeError(
-                f"{option.group}={option.name} is provided by both {rival.distribution} and {option.distribution}",
-                todo=f"Keep one: 'pip uninstall {option.distribution}' or 'pip uninstall {rival.distribution}'.",
-            )
+            what = f"{option.group}={option.name} is provided by both {rival.distribution} and {option.distribution}"
+            todo = f"Keep one: 'pip uninstall {option.distribution}' or 'pip uninstall {rival.distribution}'."
+            raise SlimeError(what, todo=todo)
         self._options[option.group][option.name] = option
 
     def __contains__(self, group: str) -> bool:
@@ -101,10 +100,9 @@ class Groups:
         if match:
             option = self._options["recipe"][match]
             assert option.file, "a recipe is a file"
-            raise SlimeError(
-                f"recipe '{match}' of {option.distribution} belongs to no installed model and cluster",
-                todo=f"Rename {option.file.name} to '{wanted}.yaml' if that is meant, or add recipe={NO_RECIPE}.",
-            )
+            what = f"recipe '{match}' of {option.distribution} belongs to no installed model and cluster"
+            todo = f"Rename {option.file.name} to '{wanted}.yaml' if that is meant, or add recipe={NO_RECIPE}."
+            raise SlimeError(what, todo=todo)
         return NO_RECIPE
 
     def task_of(self, model: str) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
-from typing import Any
 
 from slime import plugins
 from slime.algo.stages import ONE_STEP, idle_options, keys_read, keys_with_readers, run_stages
@@ -26,6 +25,7 @@ from slime.config.schema import (
 )
 from slime.errors import SlimeError
 from slime.objective import Source
+from slime.topology.engines import generates
 from slime.topology.transport import transport_name
 
 OPTIONS_OF = {"algo.options": ("algo", "name"), "algo.advantage_options": ("estimator", "advantage")}
@@ -41,10 +41,6 @@ class Composition:
     @cached_property
     def reinforces(self) -> bool:
         return run_stages(self.cfg).reinforces
-
-    @property
-    def generates(self) -> bool:
-        return self.reinforces or self.cfg.eval.path is not None
 
     @property
     def supervises(self) -> bool:
@@ -95,14 +91,11 @@ class Composition:
             if self.reinforces or key.startswith("algo.options."):  # of estimators a broad rule says more
                 yield Rule(why, key, lambda run: False)
 
-    def value(self, key: str) -> Any:
-        return value_of(self.cfg, key)
-
     def says_as(self, other: Composition, key: str) -> bool:
         """Whether a key has the value that it has there; options of what is not chosen here have none."""
         section, _, name = key.rpartition(".")
         known = section not in OPTIONS_OF or name in value_of(self.cfg, section)
-        return bool(known and self.value(key) == other.value(key))
+        return bool(known and value_of(self.cfg, key) == value_of(other.cfg, key))
 
     def is_set(self, key: str) -> bool:
         """Whether it has another value than where nobody sets it; one that follows other keys has theirs."""
@@ -112,14 +105,14 @@ class Composition:
         elif section in OPTIONS_OF:
             kind, chosen = OPTIONS_OF[section]
             default = defaults_of(plugins.load().schemas.get(f"{kind}/{getattr(self.cfg.algo, chosen)}")).get(name)
-            return name in value_of(self.cfg, section) and bool(self.value(key) != default)
-        elif isinstance(default := Composition(default_config()).value(key), str):
+            return name in value_of(self.cfg, section) and bool(value_of(self.cfg, key) != default)
+        elif isinstance(default := value_of(default_config(), key), str):
             followed = re.fullmatch(r"\$\{([^}]+)\}", default)
             if followed:
                 default = value_of(self.cfg, followed[1])
             else:
                 default = re.sub(r"\$\{([^}]+)\}", lambda found: str(value_of(self.cfg, found[1])), default)
-        return bool(self.value(key) != default)
+        return bool(value_of(self.cfg, key) != default)
 
 
 @dataclass(frozen=True)
@@ -190,7 +183,7 @@ RULES: Sequence[Rule] = (
         "without eval.path (algo=sft generates for evaluation alone)",
         "rollout.* weights.* reward.options reward.num_workers reward.timeout_s reward.memory_mb "
         "reward.max_failed_share observe.samples_mb",
-        lambda run: run.generates,
+        lambda run: generates(run.cfg),
     ),
     Rule("without eval.path", "eval.*", lambda run: run.cfg.eval.path is not None),
     Rule(

@@ -78,9 +78,8 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
         todo = "Set sft.path, or sft.num_steps=0."
         yield SlimeError(f"{cfg.sft.num_steps} supervised steps without demonstrations", where="sft.path", todo=todo)
     if cfg.run.num_steps < 1:
-        yield SlimeError(
-            "there is no step to run", where="run.num_steps", todo="Set it to 1 or more, or choose algo=sft."
-        )
+        todo = "Set it to 1 or more, or choose algo=sft."
+        yield SlimeError("there is no step to run", where="run.num_steps", todo=todo)
     if cfg.rollout.samples_per_prompt < (least := estimator_of(cfg.algo).min_samples):
         what = f"algo.advantage={cfg.algo.advantage} compares at least {least} samples of a prompt"
         yield SlimeError(what, where="rollout.samples_per_prompt", todo=f"Set it to {least} or more.")

@@ -121,11 +121,9 @@ def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
         what = f"{experts} experts cannot be divided by {grid.ep}"
         yield SlimeError(what, where=where, todo=f"Choose a divisor of {experts}.")
     if not trains_experts(grid.tp, grid.ep, grid.etp):
-        yield SlimeError(
-            f"is {grid.etp}, which needs an expert parallel size of at least {grid.tp}, got {grid.ep}",
-            where=f"{MEGATRON}.expert_tensor_parallel_size",
-            todo=f"Set it to {grid.tp}, or {where} to {grid.tp} or more.",
-        )
+        what = f"is {grid.etp}, which needs an expert parallel size of at least {grid.tp}, got {grid.ep}"
+        todo = f"Set it to {grid.tp}, or {where} to {grid.tp} or more."
+        yield SlimeError(what, where=f"{MEGATRON}.expert_tensor_parallel_size", todo=todo)
 
 
 def _flex(cluster: ClusterConfig, model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
