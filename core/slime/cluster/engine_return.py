@@ -56,21 +56,10 @@ class EngineReturn(Protocol):
         self, topology: Topology, calls: Calls, processes: Engines, tell: Callable[[Event], None]
     ) -> Restarting | None:
         """Before engines start: who starts those again that die, also as they start. None: each death ends the run.
-
-        Args:
-            calls: know who lives.
-            processes: of the engines.
-            tell: told of each death and return.
-        """
+        `tell` is told of each death and return."""
 
     def returning(self, clients: Sequence[EngineClient], engines: EngineSet, learner: Publishes) -> Returning:
-        """Once all engines are up.
-
-        Args:
-            clients: of every engine.
-            engines: the same, as the sampler knows them.
-            learner: hands weights over.
-        """
+        """Once all engines are up, which `engines` has as the sampler knows them."""
 
 
 class EndsTheRun:

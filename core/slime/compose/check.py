@@ -244,26 +244,20 @@ def _family(family: str, hf: Mapping[str, Any], plugins: Plugins) -> str:
 def _weights(model: ModelConfig) -> Iterator[SlimeError]:
     if is_awaited(model.path, model.source):
         return
-    if model.weights is not None:
-        yield from _megatron_weights(model.weights, model.init)
-        return
-    folder = resolve(model.path)
-    if model.init is Init.checkpoint and not has_weights(folder):
-        yield lacking(folder)
-
-
-def _megatron_weights(weights: str, init: Init) -> Iterator[SlimeError]:
-    if init is Init.random:
+    if model.weights is None:
+        if model.init is Init.checkpoint and not has_weights(folder := resolve(model.path)):
+            yield lacking(folder)
+    elif model.init is Init.random:
         yield SlimeError("contradicts model.init=random", where="model.weights", todo="Leave one of them out.")
-        return
-    try:
-        folder = resolve(weights)
-    except SlimeError as problem:
-        yield problem
-        return
-    if not (folder / MEGATRONS).is_file():
-        todo = "Name a folder that 'slime convert hf-to-dist' wrote, or 'checkpoints/step-...' of a run."
-        yield SlimeError(f"there is no {MEGATRONS} of Megatron-core", where=str(folder), todo=todo)
+    else:
+        try:
+            folder = resolve(model.weights)
+        except SlimeError as problem:
+            yield problem
+            return
+        if not (folder / MEGATRONS).is_file():
+            todo = "Name a folder that 'slime convert hf-to-dist' wrote, or 'checkpoints/step-...' of a run."
+            yield SlimeError(f"there is no {MEGATRONS} of Megatron-core", where=str(folder), todo=todo)
 
 
 def _owned_by_model(megatron: Mapping[str, Any], architecture: Mapping[str, Any], path: str) -> Iterator[SlimeError]:

@@ -144,20 +144,19 @@ def _asked(distributions: Iterable[str], backend: str) -> list[str]:
 
 def _apart(topology: Topology) -> Iterator[SlimeError]:
     """Distributions of their own, which the keys of some runs ask for."""
-    cfg = topology.config
-    sets = [*cfg.data.sets.values(), *cfg.eval.sets.values()]
-    chosen = {cfg.rollout.program.name, *(own.program for own in sets if own.program)}
-    if chosen != {ProgramConfig.name} and not plugins.load().conversations.names():
-        what = f"every program but '{ProgramConfig.name}' needs slime-agents, which is not installed"
-        yield SlimeError(what, where="rollout.program", todo=how_to_get("conversation/chat-template"))
-
-    if cfg.rollout.max_staleness and not plugins.load().rollouts.names():
-        what = "generating for steps to come needs slime-filters, which is not installed"
-        yield SlimeError(what, where="rollout.max_staleness", todo=how_to_get("rollout/ahead"))
-
-    if cfg.observe.routing and "routing-gap" not in plugins.load().explanations.names():
-        what = "what engines record is read by slime-megatron, which is not installed"
-        yield SlimeError(what, where="observe.routing", todo=how_to_get("explanation/routing-gap"))
+    cfg, installed = topology.config, plugins.load()
+    programs = [each.program for each in (*cfg.data.sets.values(), *cfg.eval.sets.values()) if each.program]
+    other = {cfg.rollout.program.name, *programs} != {ProgramConfig.name} and not installed.conversations.names()
+    ahead = cfg.rollout.max_staleness and not installed.rollouts.names()
+    routing = cfg.observe.routing and "routing-gap" not in installed.explanations.names()
+    simple = f"every program but '{ProgramConfig.name}' needs slime-agents"
+    for lacks, what, where, wanted in (
+        (other, simple, "rollout.program", "conversation/chat-template"),
+        (ahead, "generating for steps to come needs slime-filters", "rollout.max_staleness", "rollout/ahead"),
+        (routing, "what engines record is read by slime-megatron", "observe.routing", "explanation/routing-gap"),
+    ):
+        if lacks:
+            yield SlimeError(f"{what}, which is not installed", where=where, todo=how_to_get(wanted))
 
 
 def _version(distribution: str, wanted: str) -> Iterator[SlimeError]:
