@@ -1,8 +1,8 @@
 """The hooks a plugin may implement (pluggy project name `slime`, entry-point group `slime`).
 
-Hooks that contribute things chosen by name return `{name: factory}`; a factory is called late, with the options
-of the config as keywords, and is where heavy imports belong. So is a function, which is called with what its hook says.
-`docs/hooks.md` is generated from this file.
+Hooks that contribute things chosen by name return `{name: factory}`; a factory is called late, with the options of the
+config as keywords (a function with what its hook says), and is where heavy imports belong. `docs/hooks.md` is generated
+from this file.
 """
 
 from __future__ import annotations
@@ -160,15 +160,13 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_engine_checks(self) -> Mapping[str, Factory]:
-        """Rules of the engines' software: `{name: function}`. Every installed one is asked of each layout, before
-        anything starts. It gets the topology, keywords of Megatron's TransformerConfig, and the building blocks of the
-        model, and returns the rules that the engine groups break, one for each key."""
+        """Rules of the engines' software, asked of each layout before anything starts: `{name: function}`. Each gets the
+        topology, keywords of Megatron's TransformerConfig and the model's blocks, and returns an error for each key."""
 
     @hookspec
     def slime_advisers(self) -> Mapping[str, Factory]:
-        """Better ways out of a config's problems: `{name: function}`. Every installed one is asked. It gets the
-        problems, the config before its values were derived, each within its bounds, and the rules, which say what is
-        wrong with such a config; it returns the same problems in the same order, some with another `todo`."""
+        """Better ways out of a config's problems: `{name: function}`. Each gets the problems, the config before values
+        were derived, and its rules, and returns the same problems in their order, some with another `todo`."""
 
     @hookspec
     def slime_memory_estimates(self) -> Mapping[str, Factory]:
