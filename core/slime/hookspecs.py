@@ -1,8 +1,7 @@
 """The hooks a plugin may implement (pluggy project name `slime`, entry-point group `slime`).
 
-Hooks that contribute things chosen by name return `{name: factory}`; a factory is called late, with the options of the
-config as keywords (a function with what its hook says), and is where heavy imports belong. `docs/hooks.md` is generated
-from this file.
+Hooks that contribute things chosen by name return `{name: factory}`, or a function; that is called late, with options
+of the config as keywords, and is where heavy imports belong. `docs/hooks.md` is generated from this file.
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_engine_checks(self) -> Mapping[str, Factory]:
-        """Rules of the engines' software, asked of each layout before anything starts: `{name: function}`. Each gets the
+        """Rules of the engines' software, asked of each layout before anything starts: `{name: function}`. It gets the
         topology, keywords of Megatron's TransformerConfig and the model's blocks, and returns an error for each key."""
 
     @hookspec
