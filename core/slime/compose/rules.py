@@ -65,15 +65,15 @@ def _needed(topology: Topology, model: Mapping[str, Any]) -> Iterator[SlimeError
     """Fields that ask for something without what they need for it: of several conditions, the first is named."""
 
     def value_in(key: str) -> Any:
-        section, _, name = key.rpartition(".")
-        return model.get(name) if section == MEGATRON else value_of(topology.config, key)
+        return value_of(topology.config, key) if "." in key else model.get(key)
 
     for section, fields in ACCEPTED.items():
         for key, value in value_of(topology.config, section).items():
             field = fields.get(key)
             needs = field.needs.split() if field and field.asks(value) else ()
             if missing := next((need for need in needs if not _holds(need, value_in)), None):
-                words = OF_THE_MODEL.get(missing, missing.replace("!=", " other than ").replace(">", " above "))
+                full = missing if "." in missing else f"{MEGATRON}.{missing}"
+                words = OF_THE_MODEL.get(missing, full.replace("!=", " other than ").replace(">", " above "))
                 todo = "Remove it." if missing in OF_THE_MODEL else "Set that too, or remove this."
                 yield SlimeError(f"does nothing without {words}", where=f"{section}.{key}", todo=todo)
 
