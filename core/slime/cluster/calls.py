@@ -252,7 +252,7 @@ class Calls:
             raise cause from error
 
     def _dead(self) -> Death | None:
-        """Of the run's processes one that has ended: Ray's, actors, and then the engines' servers."""
+        """A process of the run that has ended: Ray's, actors, and then the engines' servers."""
         if not (fault := self._fault(_ASKING)):
             ends, gone = self._ends()
             # Ray may have failed this question before the one that the watch has asked.

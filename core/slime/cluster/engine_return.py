@@ -43,7 +43,7 @@ class Returning(Protocol):
         """The result of `work`, which asks engines; those that died come back meanwhile."""
 
     def metrics(self) -> dict[str, float]:
-        """Of what has happened since this was asked last."""
+        """Metrics of what has happened since this was asked last."""
 
 
 class EngineReturn(Protocol):

@@ -47,7 +47,7 @@ class Engines:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """Of each engine that gets weights, once all are up; of one that has died since, where it was last."""
+        """Where each engine is that gets weights, once all are up; one that has died since, where it was last."""
         return [self._found[index] for index in range(self.num_trained)]
 
     def begin(self, devices: Sequence[str] = ()) -> None:

@@ -32,7 +32,7 @@ class RayHere(Protocol):
 
     @property
     def mark(self) -> str:
-        """Of the run, in the names of everything temporary that it leaves on a host."""
+        """The run's mark in the names of everything temporary that it leaves on a host."""
 
     def everywhere(self, topology: Topology, logs: Path) -> AbstractContextManager[RayHosts]:
         """Ray on the run's other hosts, too, until the block ends.

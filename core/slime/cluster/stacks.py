@@ -62,7 +62,7 @@ def _where(logs: Path) -> str:
 
 
 def _elsewhere(pids: dict[str, list[int]], logs: Path) -> list[StackDump]:
-    """By a task on each node (Ray's id) of `pids`; a host that does not answer is left out."""
+    """Stacks by a task on each node (Ray's id) of `pids`; a host that does not answer is left out."""
     import ray
 
     asked = [ray.remote(look).options(**on_node(node)).remote(of_node, logs) for node, of_node in pids.items()]

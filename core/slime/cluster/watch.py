@@ -26,7 +26,7 @@ CONNECT_S = 0.5
 RETURN_S = 30.0
 """Seconds that the GCS of a cluster that was there before may be gone: some clusters restart it."""
 LOG_BYTES = 1 << 16
-"""Of the end of a dead process's log, where its crash would be told."""
+"""Bytes of the end of a dead process's log, where its crash would be told."""
 _CRASHES = {
     "Segmentation fault": "SIGSEGV",
     "Aborted": "SIGABRT",
@@ -194,7 +194,7 @@ def first_end(ends: Iterable[End | None]) -> Death | None:
 
 
 def first_unspared(ends: Iterable[tuple[Member, End]], spare: Spare) -> Death | None:
-    """As `first_end`, of the servers without which the run cannot go on."""
+    """The same of the servers without which the run cannot go on."""
     for member, end in sorted(ends, key=lambda found: _rank(found[1])):
         if not spare(member, death := _death(end)):
             return death

@@ -53,9 +53,9 @@ Rules = Callable[[SlimeConfig], Sequence[SlimeError]]
 """What is wrong with a config whose values are not derived yet."""
 SGLANG_SIZES = {"tp_size", "pp_size", "dp_size", "ep_size", "page_size", "moe_dense_tp_size"}
 MAX_SIZE = 10**9
-"""Of any number of a model's architecture, so that nothing is counted up to a mistyped one."""
+"""The most of any number of a model's architecture, so that nothing is counted up to a mistyped one."""
 MAX_EXPERTS = 10**6
-"""Of all layers together."""
+"""The most of all layers together."""
 
 
 @dataclass(kw_only=True)

@@ -83,5 +83,5 @@ def switched(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_trackers(plugins: Plugins) -> dict[str, Any]:
-    """Those that want to be on where they are installed, unless the config says false."""
+    """Trackers that want to be on where they are installed, unless the config says false."""
     return {item.name: True for item in plugins.trackers if getattr(item.factory, "by_default", False)}

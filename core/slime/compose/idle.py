@@ -57,14 +57,14 @@ class Composition:
 
     @property
     def rejects(self) -> bool:
-        """By what is known before the step."""
+        """Rejection by what is known before the step."""
         algo = self.cfg.algo
         masks = self.corrects and algo.importance is Importance.mask
         return masks or algo.sequence_bound is not None or algo.sequence_veto is not None
 
     @property
     def criticises(self) -> bool:
-        """Also of an estimator that cannot be made, of which others say so."""
+        """True of an estimator that cannot be made, too, of which others say so."""
         return any(estimator_problems(self.cfg.algo, plugins.load())) or run_stages(self.cfg).have_critic
 
     @cached_property
@@ -259,7 +259,7 @@ RULES: Sequence[Rule] = (
         lambda run: run.cfg.train.checkpoint.interval is not None,
     ),
 )
-"""Of a key, the first condition that does not hold is named; so the broad ones come first."""
+"""The broad ones come first: of a key, the first condition that does not hold is named."""
 
 
 def rules() -> Iterator[Rule]:

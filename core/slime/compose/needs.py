@@ -21,7 +21,7 @@ from slime.topology.launcher import launcher_name
 from slime.topology.topology import Topology
 
 MAX_NAMED = 3
-"""Of the packages that are missing."""
+"""Packages that are named, of those that are missing."""
 _CAST = "-bf16"
 """Ends the folder that the config of a model published in FP8 names, behind the name of its source."""
 
@@ -95,7 +95,7 @@ def _rows(home: str, section: DataConfig | EvalConfig | SetConfig, stated: Conta
 
 
 def absent_set(name: str) -> SlimeError:
-    """Of a path that reads as a data set's name on the Hugging Face hub."""
+    """The error of a path that reads as a data set's name on the Hugging Face hub."""
     todo = f"A data set of the Hugging Face hub is fetched first: run '{fetch(name, name, 'dataset')}', and name its"
     return SlimeError(f"there is no '{name}'", todo=f"{todo} file or folder.")
 
@@ -111,7 +111,7 @@ def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
 
 
 def _interface(cluster: ClusterConfig) -> Iterator[SlimeError]:
-    """Of the only host, which is this one; others are asked when they join."""
+    """Network interfaces of the only host, which is this one; others are asked when they join."""
     if cluster.socket_interface is None or cluster.num_nodes > 1 or cluster.hostfile or cluster.ray_address:
         return
     known = [name for _, name in socket.if_nameindex()]
@@ -122,7 +122,7 @@ def _interface(cluster: ClusterConfig) -> Iterator[SlimeError]:
 
 
 def _packages(topology: Topology) -> Iterator[SlimeError]:
-    """On this host; others are asked when their engines start."""
+    """Packages of this host; others are asked when their engines start."""
     device, backend = topology.cluster.device, topology.config.rollout.backend
     lacking = sorted(_asked(absent(device.value), backend), key=lambda name: (name not in made_for(), name))
     if lacking:
@@ -138,7 +138,7 @@ def _packages(topology: Topology) -> Iterator[SlimeError]:
 
 
 def _asked(distributions: Iterable[str], backend: str) -> list[str]:
-    """Those that are not of the default server, where another one is chosen."""
+    """The distributions without those of the default server, where another one is chosen."""
     return [name for name in distributions if backend in name or RolloutConfig.backend not in name]
 
 

@@ -16,7 +16,7 @@ from slime.types import ADVANTAGES, IS_CURRENT, PREFERENCE, ROLLOUT_LOGPROBS
 
 COLUMNS = {TrainsOn.rollouts: (ADVANTAGES, ROLLOUT_LOGPROBS, IS_CURRENT), TrainsOn.demonstrations: ()}
 COLUMNS |= {TrainsOn.pairs: (PREFERENCE,)}
-"""Those that come with the samples of a run."""
+"""Columns that come with the samples of a run."""
 
 
 def objective_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeError]:

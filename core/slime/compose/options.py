@@ -51,7 +51,7 @@ def defaults_of(schema: type | None) -> dict[str, Any]:
 
 
 def _fields(schema: type | None) -> list[dataclasses.Field[Any]]:
-    """Those of the constructor."""
+    """The fields of the constructor."""
     return [field for field in dataclasses.fields(schema) if field.init] if schema else []
 
 

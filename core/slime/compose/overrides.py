@@ -167,7 +167,7 @@ def _unknown_key(key: str) -> SlimeError:
 
 
 def _shorthand(key: str) -> str:
-    """Of a mistyped one of `SHORT`, which no schema has."""
+    """A way out of a mistyped one of `SHORT`, which no schema has."""
     section, _, last = key.rpartition(".")
     near = nearest(last, [name for home, _, name in (each.rpartition(".") for each in SHORT) if home == section])
     return f"Did you mean '{section}.{near}'?" if near else ""

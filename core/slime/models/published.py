@@ -58,13 +58,13 @@ class Published:
 
     @cached_property
     def kinds(self) -> Mapping[str, str]:
-        """Of all fields, as they are written."""
+        """The kinds of all fields, as they are written."""
         tables = (OfAnyModel, self.beside, self.config)
         return MappingProxyType({name: kind for each in tables for name, kind in annotations_of(each).items()})
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """Of all fields that have one."""
+        """The defaults of all fields that have one."""
         tables = (OfAnyModel, self.beside, self.config)
         return MappingProxyType(
             {name: getattr(each, name) for each in tables for name in self.kinds if hasattr(each, name)}

@@ -13,7 +13,7 @@ from slime.plugins import Plugins
 from slime.topology.topology import Engine, Topology, Trainer
 
 UNKNOWN = {"bubbles": None, "publish": None, "publish_seconds": None}
-"""Of parts of a plan whose distribution is not installed, or of a model whose sizes are not known."""
+"""Fields of parts of a plan whose distribution is not installed, or of a model whose sizes are not known."""
 SCHEMA = 2
 """Version of the document: a field that changes its meaning or goes raises it; a new one does not."""
 

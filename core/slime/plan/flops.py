@@ -26,7 +26,7 @@ class ForwardFlops:
 
     @cached_property
     def by_layer(self) -> list[float]:
-        """Of a token in each decoder layer, without its routed experts: two a weight that it meets, and attention to
+        """FLOPs of a token in each decoder layer, without routed experts: two a weight that it meets, and attention to
         as many keys as it meets in the mean."""
         met = [0.0] * self.model["num_layers"]
         for weight in self.weights:
@@ -47,7 +47,7 @@ class ForwardFlops:
 
     @cached_property
     def of_experts(self) -> dict[int, float]:
-        """Of a token in the experts that it is sent to, by layer."""
+        """FLOPs of a token in the experts that it is sent to, by layer."""
         found: dict[int, float] = {}
         for weight in self.weights:
             if weight.layer is not None and weight.block is Block.experts:
@@ -56,7 +56,7 @@ class ForwardFlops:
         return found
 
     def stage(self, layers: Iterable[int], *, is_last: bool, uneven: float = 1.0) -> float:
-        """Of a token in a pipeline stage; `uneven`: tokens of the busiest experts' rank relative to the mean."""
+        """FLOPs of a token in a pipeline stage; `uneven`: tokens of the busiest experts' rank relative to the mean."""
         flops = sum(self.by_layer[layer] + uneven * self.of_experts.get(layer, 0.0) for layer in layers)
         return flops + self.head * is_last
 
@@ -66,7 +66,7 @@ class ForwardFlops:
 
     @property
     def whole(self) -> float:
-        """Of a token in the whole model."""
+        """FLOPs of a token in the whole model."""
         return self.stage(range(self.model["num_layers"]), is_last=True)
 
 

@@ -18,7 +18,7 @@ def is_quantized(form: WeightFormat | None, weight: Weight) -> bool:
 
 
 def bytes_a_weight(form: WeightFormat | None, weight: Weight, trained: float) -> float:
-    """Of a weight in engines, an element; `trained`: as it is trained."""
+    """Bytes of a weight in engines, an element; `trained`: as it is trained."""
     return form.bytes_a_weight if form and is_quantized(form, weight) else trained
 
 

@@ -25,7 +25,7 @@ class Adapters(Protocol):
 
     @property
     def in_words(self) -> str:
-        """Of the options, for the plan."""
+        """The options, for the plan."""
 
     @property
     def scale_beside(self) -> float | None:
@@ -68,7 +68,7 @@ class Adapters(Protocol):
 
 
 def adapters_of(train: TrainConfig) -> Adapters | None:
-    """Those that the keys of `train` choose; None: all weights learn.
+    """The adapters that the keys of `train` choose; None: all weights learn.
 
     Raises:
         SlimeError: two kinds are chosen.
@@ -83,7 +83,7 @@ def adapters_of(train: TrainConfig) -> Adapters | None:
 
 
 def adapters_beside(train: TrainConfig) -> Adapters | None:
-    """Those that engines get as they are; None if there are none, or engines get merged weights."""
+    """The adapters that engines get as they are; None if there are none, or engines get merged weights."""
     adapters = adapters_of(train)
     return adapters if adapters and adapters.scale_beside is not None else None
 

@@ -86,7 +86,7 @@ def generates(cfg: SlimeConfig) -> bool:
 
 
 def sampling_groups(rollout: RolloutConfig) -> dict[str, EngineGroupConfig]:
-    """Those of `rollout.engines` that have the trained model; the others are frozen."""
+    """The groups of `rollout.engines` that have the trained model; the others are frozen."""
     return {name: group for name, group in rollout.engines.items() if group.model is None}
 
 
@@ -196,7 +196,7 @@ def size(sglang: Mapping[str, Any], key: str) -> int | None:
 
 
 def _all_devices(cluster: ClusterConfig, others: int, per_engine: int) -> int:
-    """Of the only group that samples; `others` are those of frozen groups."""
+    """Devices of the only group that samples; `others` are those of frozen groups."""
     if not cluster.on_gpus:
         return per_engine
     if cluster.colocated:

@@ -16,7 +16,7 @@ _OF_DEEPEP = {"NVSHMEM_DISABLE_NCCL": "1"}  # whoever loads deepep loads NVSHMEM
 
 
 def trainer_environment(cluster: ClusterConfig, megatron: Mapping[str, Any]) -> dict[str, str]:
-    """Of a trainer rank; the user's `cluster.environment` has the last word."""
+    """Variables of a trainer rank; the user's `cluster.environment` has the last word."""
     deepep = _OF_DEEPEP if megatron.get("moe_flex_dispatcher_backend") == "deepep" else {}
     sizes = [megatron.get(f"{kind}_parallel_size") or 1 for kind in ("tensor_model", "context")]
     if cluster.on_gpus and max(sizes) > 1:
@@ -27,7 +27,7 @@ def trainer_environment(cluster: ClusterConfig, megatron: Mapping[str, Any]) -> 
 
 
 def engine_environment(cluster: ClusterConfig, group: EngineGroup) -> dict[str, str]:
-    """Of every process of an engine of `group`; the user's environments have the last word."""
+    """Variables of every process of an engine; the user's environments have the last word."""
     settings = {
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs at the temperature of sampling
         # Who asks /health must not have it generate, while the engine's memory may be lent to the trainers.

@@ -52,7 +52,7 @@ class RemoteProcess(Protocol):
     """An order that is carried out on another host."""
 
     name: str
-    """Of the host, as the user wrote it."""
+    """The host's name, as the user wrote it."""
     number: int
     log: Path
 

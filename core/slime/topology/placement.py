@@ -33,7 +33,7 @@ ENGINE = "engine-"
 
 
 def process_name(engine: int, node_rank: int) -> str:
-    """As an engine's process is called, its log and its stacks: `engine-0`, and `engine-0-node1` on a second host."""
+    """The name of an engine's process, its log and its stacks: `engine-0`, and `engine-0-node1` on a second host."""
     return f"{ENGINE}{engine}-node{node_rank}" if node_rank else f"{ENGINE}{engine}"
 
 

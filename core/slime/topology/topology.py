@@ -147,7 +147,7 @@ class Topology:
 
     @property
     def num_processes(self) -> list[int]:
-        """On each host."""
+        """Processes on each host."""
         counts = Counter(place.node for place in self.places)
         return [counts[node] for node in range(self.cluster.num_nodes)]
 
@@ -182,7 +182,7 @@ class Topology:
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """Those that are not frozen."""
+        """The engines that are not frozen."""
         return self.every_engine[: len(self.group_of_engine)]
 
     @property
