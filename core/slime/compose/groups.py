@@ -43,15 +43,11 @@ class Groups:
     def __init__(self, options: Sequence[Option]) -> None:
         self._options: dict[str, dict[str, Option]] = defaultdict(dict)
         for option in options:
-            self._add(option)
-
-    def _add(self, option: Option) -> None:
-        rival = self._options[option.group].get(option.name)
-        if rival is not None:
-            what = f"{option.group}={option.name} is provided by both {rival.distribution} and {option.distribution}"
-            todo = f"Keep one: 'pip uninstall {option.distribution}' or 'pip uninstall {rival.distribution}'."
-            raise SlimeError(what, todo=todo)
-        self._options[option.group][option.name] = option
+            if rival := self._options[option.group].get(option.name):
+                both = f"{rival.distribution} and {option.distribution}"
+                todo = f"Keep one: 'pip uninstall {option.distribution}' or 'pip uninstall {rival.distribution}'."
+                raise SlimeError(f"{option.group}={option.name} is provided by both {both}", todo=todo)
+            self._options[option.group][option.name] = option
 
     def __contains__(self, group: str) -> bool:
         return group in self._options

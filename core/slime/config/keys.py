@@ -89,17 +89,13 @@ def value_of(cfg: schema.SlimeConfig, key: str) -> Any:
     return section
 
 
-def may_change() -> Iterator[str]:
+def may_change(section: type = schema.SlimeConfig, prefix: str = "") -> Iterator[str]:
     """Keys, and patterns of keys, that a resumed run may change (`slime.config.declare.key` says why)."""
-    return _free(schema.SlimeConfig, "")
-
-
-def _free(section: type, prefix: str) -> Iterator[str]:
     hints = typing.get_type_hints(section)
     for field in fields(section):
         name, free = f"{prefix}{field.name}", declared(field).may_change
         if is_dataclass(hints[field.name]):
-            yield from [f"{name}.*"] if free else _free(hints[field.name], f"{name}.")
+            yield from [f"{name}.*"] if free else may_change(hints[field.name], f"{name}.")
         elif isinstance(free, str):
             yield from (f"{name}.{pattern}" for pattern in free.split())
         elif free:
