@@ -40,8 +40,8 @@ class Weights(Protocol):
 class Publisher:
     """Made once on every rank of the trainer, at the same time: it makes process groups.
 
-    Who serves whom is `slime.topology.transport.publishers`; where that is not rank 0 alone, every rank gathers all
-    weights. How is the sender's business (`slime.topology.transport_protocol.Transport`).
+    Who serves whom is `slime.topology.topology.Engine.publishers`; where that is not rank 0 alone, every rank gathers
+    all weights. How is the sender's business (`slime.topology.transport_protocol.Transport`).
 
     Args:
         host: address at which the engines' hosts reach this one.
