@@ -93,7 +93,8 @@ def _accepted_tables() -> Iterator[str]:
     for section, fields in ACCEPTED.items():
         yield from ["", f"| `{section}.` | what it does | values | does nothing without |", "|---|---|---|---|"]
         for name, field in fields.items():
-            needs = ", ".join(OF_THE_MODEL.get(need, f"`{need}`") for need in field.needs.split())
+            keys = {need: need if "." in need else f"train.megatron.{need}" for need in field.needs.split()}
+            needs = ", ".join(OF_THE_MODEL.get(need, f"`{key}`") for need, key in keys.items())
             yield f"| `{name}`{'' if field.numbers else ' †'} | {field.effect} | {field.range_in_words()} | {needs} |"
 
 

@@ -136,8 +136,8 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_ray_starters(self) -> Mapping[str, Factory]:
-        """The starter of Ray for a run, or one that joins it: `{name: factory}`. One is installed, and that is taken;
-        `slime-rl[gpu]` and `slime-rl[cpu]` bring it. A factory returns a `slime.cluster.ray_starter.RayStarter`."""
+        """What brings Ray up for a run, or joins it: `{name: function}`. One is installed, and that is taken;
+        `slime-rl[gpu]` and `slime-rl[cpu]` bring it. `slime.cluster.ray_starter.ray_here` says what it does."""
 
     @hookspec
     def slime_engine_returns(self) -> Mapping[str, Factory]:
@@ -153,13 +153,13 @@ class SlimeHooks(Protocol):
 
     @hookspec
     def slime_engine_checks(self) -> Mapping[str, Factory]:
-        """Rules of the engines' software: `{name: factory}`. Every installed one is asked of each layout, before
-        anything starts. A factory returns a `slime.topology.engine_checks.EngineCheck`."""
+        """Rules of the engines' software, asked of each layout before anything starts: `{name: function}`. It gets the
+        topology, keywords of Megatron's TransformerConfig and the model's blocks, and returns an error for each key."""
 
     @hookspec
     def slime_advisers(self) -> Mapping[str, Factory]:
-        """Better ways out of a config's problems: `{name: factory}`. Every installed one is asked; a factory returns a
-        `slime.compose.advice.Adviser`."""
+        """Better ways out of a config's problems: `{name: function}`. Each gets the problems, the config before values
+        were derived, and its rules, and returns the same problems in their order, some with another `todo`."""
 
     @hookspec
     def slime_memory_estimates(self) -> Mapping[str, Factory]:
@@ -171,13 +171,13 @@ class SlimeHooks(Protocol):
     @hookspec
     def slime_plan_parts(self) -> Mapping[str, Factory]:
         """Parts of a plan: `{name: factory}`. Each installed one is asked of a model whose sizes are known; the factory
-        gets the keyword `sizes` (a `slime.sizes.model.ModelSizes`) and returns a `slime.plan.part.PlanPart`."""
+        gets the keyword `sizes` (a `slime.sizes.model.ModelSizes`) and returns a `slime.sizes.estimate.PlanPart`."""
 
     @hookspec
     def slime_preflights(self) -> Mapping[str, Factory]:
-        """Looks at the hosts of a run: `{name: factory}`, all taken once Ray is up, before anything of the run starts.
-        A factory returns a `slime.cluster.preflight.Preflight`, which raises a `SlimeError` if a host lacks
-        something."""
+        """Looks at the hosts of a run: `{name: function}`. Every installed one is asked once Ray is up, before anything
+        of the run starts. It gets the topology, the run's `slime.run_dir.RunDir`, Ray's ids of the hosts, and whether
+        the run will write checkpoints, and raises a `SlimeError` with all that hosts lack."""
 
     @hookspec
     def slime_config_paths(self) -> Sequence[str]:

@@ -18,12 +18,10 @@ from slime.run_dir import RunDir
 from slime.topology.topology import Topology, read_topology
 
 
-class Busy:
+def busy(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:
     """Of a third party: finds a host that must not be used today."""
-
-    def require_ready(self, topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
-        if "b" in nodes:
-            raise SlimeError(f"b is reserved (run {run.path.name}, writes={writes})", where="acme", todo="Wait.")
+    if "b" in nodes:
+        raise SlimeError(f"b is reserved (run {run.path.name}, writes={writes})", where="acme", todo="Wait.")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, *contributions: Contribution) -> None:
@@ -41,7 +39,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *contributions: Contribution) -> 
 
 def test_every_installed_preflight_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     topology = read_topology(compose(["+model=glm4-tiny", "+cluster=local"]))
-    installed(monkeypatch, Contribution("preflight", "busy", Busy, "slime-acme", "1.0"))
+    installed(monkeypatch, Contribution("preflight", "busy", busy, "slime-acme", "1.0"))
     with RunDir.open(tmp_path / "it") as run:
         require_ready(topology, run, ["a"], writes=True)
         with pytest.raises(SlimeError, match=r"^acme: b is reserved \(run it, writes=False\)\. Wait\.$"):

@@ -75,4 +75,5 @@ def test_the_plan_says_what_it_means() -> None:
         "versions old; at a publish, responses go on under the new weights, with the keys and values that they have"
     )
     assert said["importance"].startswith("tokens of older weights: ")
-    assert "staleness" not in summary(examine(LAPTOP), read_model(composed, installed), installed)
+    usual = examine(LAPTOP)
+    assert "staleness" not in summary(usual, read_model(usual, installed), installed)

@@ -37,7 +37,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *contributions: Contribution) -> 
 
 
 def test_every_installed_check_is_asked_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, Contribution("engine_check", "acme", lambda: even_heads, "slime-acme", "1.0"))
+    installed(monkeypatch, Contribution("engine_check", "acme", even_heads, "slime-acme", "1.0"))
     assert examine(WORDS).problems == []
     [problem, *_] = examine([*WORDS, "rollout.engines.default.devices_per_engine=8"]).problems
     assert str(problem) == "rollout.sglang.tp_size: has 8 ranks. Set rollout.engines.default.devices_per_engine=4."

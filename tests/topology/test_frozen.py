@@ -31,9 +31,9 @@ def config(placement: str, trainers: int, device: str = "cuda", **judge: Any) ->
 
 def places(topology: Topology) -> tuple[list[str], list[str]]:
     """Of the engines that sample, and of frozen ones."""
-    both = (topology.engine_places, topology.frozen_places)
-    sampling, frozen = ([", ".join(map(str, nodes)) for nodes in each] for each in both)
-    return sampling, frozen
+    every = [", ".join(map(str, nodes)) for nodes in topology.engine_places]
+    num_sampling = len(topology.group_of_engine)
+    return every[:num_sampling], every[num_sampling:]
 
 
 def test_colocated_it_stands_behind_the_trainers_and_ray_gives_it_devices() -> None:

@@ -120,7 +120,6 @@ class TrainerActor(Actor):
         return f"{tempfile.mkdtemp(prefix=scratch_prefix(self.run.mark))}/ranks", 0
 
     def device(self) -> str:
-        """The CUDA device Ray gave this rank, as CUDA_VISIBLE_DEVICES names it."""
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
     def prepare(self) -> None:
@@ -128,15 +127,12 @@ class TrainerActor(Actor):
         with importing():
             from slime.train.rank import trainer_class
 
-            trainer_class(self.cfg.cluster.device)
+            self._make = trainer_class(self.cfg.cluster.device)
 
     def start(self, master_addr: str, master_port: int) -> RankLayout:
         """Join the process groups and build the model."""
-        with importing():
-            from slime.train.rank import trainer_class
-
-            make = trainer_class(self.cfg.cluster.device)
-        self.trainer = make(self.cfg, self.rank, self.world_size, master_addr, master_port)
+        self.prepare()
+        self.trainer = self._make(self.cfg, self.rank, self.world_size, master_addr, master_port)
         return self.trainer.layout()
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -229,7 +225,6 @@ class EngineActor(Actor):
 
 
 def remote(actor: type[Actor], **options: Any) -> Any:
-    """The Ray actor class of `actor` with the given options."""
     import ray
 
     return ray.remote(actor).options(**options)

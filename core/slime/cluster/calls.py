@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from slime.cluster.actors import Actor, EngineActor
 from slime.cluster.ray_starter import RayHosts
 from slime.cluster.stacks import hanging, late
-from slime.cluster.watch import Member, Restarting, Watch, died, first_end, first_unspared
+from slime.cluster.watch import Member, Restarting, Spare, Watch, died, first_end, first_unspared, spare_nobody
 from slime.errors import Consequence, Death, NoAnswer, SlimeError
 from slime.topology.placement import ENGINE
 
@@ -37,17 +37,9 @@ T = TypeVar("T")
 E = TypeVar("E", bound=SlimeError)
 
 
-def _spare_nobody(member: Member, death: Death) -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class _Beside:
-    """A call that lasts while others are waited for.
-
-    Attributes:
-        calls: it and those of the processes that `member` needs.
-    """
+    """A call that lasts while others are waited for; `calls`: it and those of the processes that `member` needs."""
 
     member: Member
     what: str
@@ -96,12 +88,8 @@ class Calls:
         return self.wait({member.call(method, *args, **kwargs): member for member in members}, what, limit_s)
 
     def watch_beside(self, calls: Mapping[Any, Member], what: str) -> None:
-        """Have every `wait` raise the failure of `calls`, too, as long as they last; but for the death of an engine
-        that starts again.
-
-        Args:
-            calls: of processes that need each other.
-        """
+        """Have every `wait` raise the failure of `calls` of processes that need each other, too, as long as they last;
+        but for the death of an engine that starts again."""
         self._beside |= {ref: _Beside(member, what, calls) for ref, member in calls.items()}
 
     @property
@@ -208,18 +196,18 @@ class Calls:
             task.cancel()
             await asyncio.wait([task], timeout=STOP_S)
 
-    def look(self, what: str) -> None:
-        """See who has died, and how far the engines are that start again.
+    @property
+    def _spare(self) -> Spare:
+        return self.restarts.spare if self.restarts else spare_nobody
 
-        Args:
-            what: the run does.
+    def look(self, what: str) -> None:
+        """See who has died, and how far the engines are that start again, while the run does `what`.
 
         Raises:
             SlimeError: naming a process that died, without which the run cannot go on.
         """
         with self._watching:
-            spare = self.restarts.spare if self.restarts else _spare_nobody
-            if fault := self._watch.fault(what, spare) if self._watch else None:
+            if fault := self._watch.fault(what, self._spare) if self._watch else None:
                 raise self._explained(fault)
             if self.restarts:
                 self.restarts.advance()
@@ -228,11 +216,10 @@ class Calls:
         """`look`, which does not miss an engine that is about to end."""
         ends, gone = self._ends()
         with self._watching:
-            spare = self.restarts.spare if self.restarts else _spare_nobody
-            fault = first_unspared(ends, spare)
+            fault = first_unspared(ends, self._spare)
             for member, error in gone:
                 member.has_died = True
-                if not spare(member, death := died(member, error, what, self.logs)):
+                if not self._spare(member, death := died(member, error, what, self.logs)):
                     fault = fault or death
             if fault:
                 raise self._explained(fault)
@@ -247,7 +234,6 @@ class Calls:
         self._beside = {ref: call for ref, call in self._beside.items() if call.member.name not in names}
 
     def join(self, members: Sequence[Member]) -> None:
-        """Look after `members` again."""
         assert self._watch, "they have checked in"
         self._watch.join(members)
         self._left -= {member.name for member in members}
@@ -266,8 +252,12 @@ class Calls:
             raise cause from error
 
     def _dead(self) -> Death | None:
-        """Of the run's processes one that has ended: Ray's, actors, and then the engines' servers."""
-        fault = self._fault(_ASKING) or self._dead_engine()
+        """A process of the run that has ended: Ray's, actors, and then the engines' servers."""
+        if not (fault := self._fault(_ASKING)):
+            ends, gone = self._ends()
+            # Ray may have failed this question before the one that the watch has asked.
+            actors = (died(member, error, _ASKING, self.logs) for member, error in gone)
+            fault = first_end(end for _, end in ends) or self._fault(_ASKING) or next(actors, None)
         return fault and self._explained(fault)
 
     def _explained(self, fault: Death) -> Death:
@@ -275,12 +265,6 @@ class Calls:
         if not self.restarts or not self.restarts.why_not or not fault.where.startswith(ENGINE):
             return fault
         return Death(fault.what, where=fault.where, todo=f"{fault.todo} {self.restarts.why_not}")
-
-    def _dead_engine(self) -> Death | None:
-        ends, gone = self._ends()
-        # Ray may have failed this question before the one that the watch has asked.
-        actors = (died(member, error, _ASKING, self.logs) for member, error in gone)
-        return first_end(end for _, end in ends) or self._fault(_ASKING) or next(actors, None)
 
     def _ends(self) -> tuple[list[tuple[Member, End]], list[tuple[Member, RayError]]]:
         """Engines whose servers have ended, or do so within seconds; and those whose actors have."""

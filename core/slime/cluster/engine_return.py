@@ -43,7 +43,7 @@ class Returning(Protocol):
         """The result of `work`, which asks engines; those that died come back meanwhile."""
 
     def metrics(self) -> dict[str, float]:
-        """Of what has happened since this was asked last."""
+        """Metrics of what has happened since this was asked last."""
 
 
 class EngineReturn(Protocol):
@@ -56,21 +56,10 @@ class EngineReturn(Protocol):
         self, topology: Topology, calls: Calls, processes: Engines, tell: Callable[[Event], None]
     ) -> Restarting | None:
         """Before engines start: who starts those again that die, also as they start. None: each death ends the run.
-
-        Args:
-            calls: know who lives.
-            processes: of the engines.
-            tell: told of each death and return.
-        """
+        `tell` is told of each death and return."""
 
     def returning(self, clients: Sequence[EngineClient], engines: EngineSet, learner: Publishes) -> Returning:
-        """Once all engines are up.
-
-        Args:
-            clients: of every engine.
-            engines: the same, as the sampler knows them.
-            learner: hands weights over.
-        """
+        """Once all engines are up, which `engines` has as the sampler knows them."""
 
 
 class EndsTheRun:
@@ -97,5 +86,4 @@ class EndsTheRun:
 
 
 def engine_return() -> EngineReturn:
-    """Of one run, by the one that is installed."""
     return plugins.load().registries["engine_return"].only() or EndsTheRun()

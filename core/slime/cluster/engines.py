@@ -47,15 +47,12 @@ class Engines:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """Of each engine that gets weights, once all are up; of one that has died since, where it was last."""
+        """Where each engine is that gets weights, once all are up; one that has died since, where it was last."""
         return [self._found[index] for index in range(self.num_trained)]
 
     def begin(self, devices: Sequence[str] = ()) -> None:
-        """Start every process; they hold no weights until the first publish, but for frozen ones.
-
-        Args:
-            devices: colocated: the CUDA device of each trainer rank. Otherwise Ray has given a process its own.
-        """
+        """Start every process; they hold no weights until the first publish, but for frozen ones. Colocated, `devices`
+        has the CUDA device of each trainer rank; otherwise Ray has given a process its own."""
         self._shares = shares = devices_beside(self._topology, devices)
         for index, (nodes, meeting) in enumerate(zip(self._processes, self._meetings(), strict=True)):
             self._starting[index] = [
@@ -100,11 +97,9 @@ class Engines:
         return len(self._processes)
 
     def processes(self, index: int) -> Sequence[Member]:
-        """Of an engine, by `node_rank`."""
         return self._processes[index]
 
     def index_of(self, member: Member) -> int | None:
-        """The engine that a process belongs to; None: it is a trainer's."""
         known = enumerate(self._processes)
         return next((index for index, nodes in known if member.name in [each.name for each in nodes]), None)
 
@@ -113,7 +108,6 @@ class Engines:
         return index in self._starting
 
     def found(self, index: int, endpoint: Endpoint) -> None:
-        """An engine answers, there."""
         self._found[index] = endpoint
         if index >= self.num_trained:
             self.frozen.found(index - self.num_trained, endpoint)
@@ -153,17 +147,9 @@ class Engines:
 
 def devices_beside(topology: Topology, devices: Sequence[str]) -> list[list[list[str]]]:
     """Of each engine's processes the devices of the trainer ranks beside it, frozen ones' last; empty where they share
-    none.
-
-    Args:
-        devices: of each trainer rank.
-    """
-    alone: list[list[list[str]]] = [[[] for _ in nodes] for nodes in topology.frozen_places]
-    if not topology.shares_gpus:
-        return [[[] for _ in nodes] for nodes in (*topology.engine_places, *topology.frozen_places)]
-    beside = [iter([devices[rank] for rank in ranks]) for ranks in topology.engine_ranks]
-    shared = [
-        [[next(of_engine) for _ in place.devices] for place in nodes]
-        for of_engine, nodes in zip(beside, topology.engine_places, strict=True)
-    ]
-    return [*shared, *alone]
+    none. `devices`: of each trainer rank."""
+    found: list[list[list[str]]] = [[[] for _ in nodes] for nodes in topology.engine_places]
+    for index, ranks in enumerate(topology.engine_ranks if topology.shares_gpus else ()):
+        beside = iter([devices[rank] for rank in ranks])
+        found[index] = [[next(beside) for _ in place.devices] for place in topology.engine_places[index]]
+    return found

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from slime.cluster.actors import Actor, EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
@@ -18,9 +18,9 @@ from slime.cluster.placement import Slot, reserve, this_node
 from slime.cluster.ray_starter import RayHere
 from slime.cluster.trainers import TrainerGroup
 from slime.cluster.watch import Member
+from slime.config.changes import set_values
 from slime.config.keys import value_of
 from slime.config.paths import located
-from slime.config.schema import WeightsConfig
 from slime.events import Subscriber, Waiting
 from slime.net import new_key
 from slime.reward.engines import FrozenEngines
@@ -33,8 +33,6 @@ from slime.weights.transports import transport_of
 
 @dataclass
 class Cluster:
-    """The run's actors."""
-
     topology: Topology
     calls: Calls
     trainers: TrainerGroup
@@ -59,29 +57,12 @@ class Cluster:
 
 def _for_actors(topology: Topology) -> Topology:
     """With the paths that actors read made absolute: those of a Ray that was there before work in its own folder."""
-    cfg = topology.config
-    tokenizer = cfg.model.tokenizer and located(cfg.model.tokenizer)
-    weights = cfg.model.weights and located(cfg.model.weights)
-    model = dataclasses.replace(cfg.model, path=located(cfg.model.path), tokenizer=tokenizer, weights=weights)
-    teacher = dataclasses.replace(cfg.algo.teacher, path=cfg.algo.teacher.path and located(cfg.algo.teacher.path))
-    quantized: dict[str, Any] = {key.partition(".")[2]: located(path) for key, path in folders(cfg.rollout).items()}
-    located_config = dataclasses.replace(
-        cfg,
-        model=model,
-        algo=dataclasses.replace(cfg.algo, teacher=teacher),
-        rollout=dataclasses.replace(cfg.rollout, **quantized),
-        weights=_with_located_folder(topology),
-    )
+    cfg, transport = copy.deepcopy(topology.config), transport_of(topology.transport)
+    keys = ["model.path", "model.tokenizer", "model.weights", "algo.teacher.path", *folders(cfg.rollout)]
+    keys += [transport.folder] if isinstance(transport, StoringTransport) else []
+    set_values(cfg, {key: located(path) for key in keys if (path := value_of(cfg, key))})
     frozen = tuple(dataclasses.replace(group, model=group.model and located(group.model)) for group in topology.frozen)
-    return dataclasses.replace(topology, config=located_config, frozen=frozen)
-
-
-def _with_located_folder(topology: Topology) -> WeightsConfig:
-    cfg, transport = topology.config, transport_of(topology.transport)
-    if not isinstance(transport, StoringTransport):
-        return cfg.weights
-    folder: dict[str, Any] = {transport.folder.removeprefix("weights."): located(value_of(cfg, transport.folder))}
-    return dataclasses.replace(cfg.weights, **folder)
+    return dataclasses.replace(topology, config=cfg, frozen=frozen)
 
 
 @contextlib.contextmanager
@@ -99,7 +80,6 @@ def open_cluster(
         logs: folder of the run directory.
         tell: told what is waited for.
         require_ready: called with Ray's ids of the hosts before anything starts on them.
-        frozen: learns where frozen engines are.
     """
     with here.everywhere(topology, logs) as hosts:
         slots = reserve(topology, tell)

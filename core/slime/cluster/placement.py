@@ -91,16 +91,12 @@ def slots(topology: Topology) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
     def slot(place: HostDevices, num_gpus: int) -> Slot:
         return Slot(hosts.index(place.node), 1.0, float(num_gpus) if topology.cluster.on_gpus else 0.0)
 
-    return (
-        [slot(place, 1) for place in topology.trainer_places],
-        [
-            *(
-                tuple(slot(place, 0 if topology.shares_gpus else len(place.devices)) for place in places)
-                for places in topology.engine_places
-            ),
-            *(tuple(slot(place, len(place.devices)) for place in places) for places in topology.frozen_places),
-        ],
-    )
+    num_shared = len(topology.group_of_engine) if topology.shares_gpus else 0
+    engines = [
+        tuple(slot(place, len(place.devices) if index >= num_shared else 0) for place in places)
+        for index, places in enumerate(topology.engine_places)
+    ]
+    return [slot(place, 1) for place in topology.trainer_places], engines
 
 
 def bundles(topology: Topology) -> list[dict[str, float]]:
@@ -158,11 +154,8 @@ def reserve(topology: Topology, tell: Subscriber) -> Slots:
 
 
 def suffices(nodes: Collection[Mapping[str, float]], wanted: Collection[Mapping[str, float]], *, apart: bool) -> bool:
-    """False if the nodes could not hold the bundles even if nobody else used them.
-
-    Args:
-        apart: each bundle takes a node of its own.
-    """
+    """False if the nodes could not hold the bundles even if nobody else used them; `apart`: each takes a node of its
+    own."""
 
     def num_with(held: Collection[Mapping[str, float]], least: Mapping[str, float]) -> int:
         return sum(all(each.get(name, 0) >= count for name, count in least.items()) for each in held)

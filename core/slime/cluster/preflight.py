@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Protocol
 
 from slime import plugins
 from slime.run_dir import RunDir
@@ -12,32 +11,20 @@ from slime.topology.topology import Topology
 from slime.weights.transports import written_folders
 
 
-class Preflight(Protocol):
-    """A look at the hosts of a run. `slime-tools` is the one of this repository."""
-
-    def require_ready(self, topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
-        """Stop unless every host has what the run needs. Ray is up, and nothing of the run has started.
-
-        Args:
-            nodes: Ray's ids of the hosts.
-            writes: the run will write checkpoints.
-
-        Raises:
-            SlimeError: all that is wrong, each with the hosts that it is wrong on.
-        """
-
-
 def require_ready(topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
-    """Take the folders, then ask every installed `Preflight`; see there.
+    """Take the folders, then ask every installed preflight (hook `slime_preflights`). Ray is up, and nothing of the run
+    has started.
+
+    Args:
+        nodes: Ray's ids of the hosts.
+        writes: the run will write checkpoints.
 
     Raises:
-        SlimeError: a folder is another run's, or a host is not ready.
+        SlimeError: a folder is another run's, or hosts are not ready: all that is wrong, each with its hosts.
     """
     take_folders(topology, run)
-    preflights = plugins.load().registries["preflight"]
-    for each in preflights:
-        preflight: Preflight = preflights.create(each.name)
-        preflight.require_ready(topology, run, nodes, writes=writes)
+    for preflight in plugins.load().registries["preflight"]:
+        preflight.factory(topology, run, nodes, writes)
 
 
 def take_folders(topology: Topology, run: RunDir) -> dict[str, Path]:

@@ -15,20 +15,12 @@ TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
 
 
 class RayHosts(Protocol):
-    """Ray on every host of a run.
-
-    Attributes:
-        is_own: it was started for this run.
-    """
+    """Ray on every host of a run; `is_own`: it was started for this run."""
 
     is_own: bool
 
     def fault(self, what: str) -> Death | None:
-        """The first host that was lost, of those that were brought up for the run.
-
-        Args:
-            what: the run does.
-        """
+        """The first host that was lost while the run does `what`, of those that were brought up for it."""
 
     def end_of(self, name: str) -> str:
         """How the process `name` of Ray has ended that was started here (`gcs_server`, `raylet`), as a part of a
@@ -40,7 +32,7 @@ class RayHere(Protocol):
 
     @property
     def mark(self) -> str:
-        """Of the run, in the names of everything temporary that it leaves on a host."""
+        """The run's mark in the names of everything temporary that it leaves on a host."""
 
     def everywhere(self, topology: Topology, logs: Path) -> AbstractContextManager[RayHosts]:
         """Ray on the run's other hosts, too, until the block ends.
@@ -53,24 +45,18 @@ class RayHere(Protocol):
         """
 
 
-class RayStarter(Protocol):
-    """Brings Ray up, or joins the one at `cluster.ray_address`. `slime-cluster` is the one of this repository."""
-
-    def here(self, topology: Topology) -> AbstractContextManager[RayHere]:
-        """Ray on this host, for a run of which nothing is on the disk yet. All that this process starts in the block
-        ends soon after the block or the process, whatever ends that.
-
-        Raises:
-            SlimeError: at once: this host lacks what Ray would need; in the block: Ray does not start, or is not there;
-                this host is none of the run's.
-        """
-
-
 def ray_here(topology: Topology) -> AbstractContextManager[RayHere]:
-    """`RayStarter.here` of the one that is installed."""
-    starter: RayStarter | None = plugins.load().registries["ray_starter"].only()
-    assert starter, "a run is refused where what brings it is not installed"
-    return starter.here(topology)
+    """Ray on this host, for a run of which nothing is on the disk yet: brought up, or joined at `cluster.ray_address`,
+    by what is installed. All that this process starts in the block ends soon after the block or the process, whatever
+    ends that.
+
+    Raises:
+        SlimeError: at once: this host lacks what Ray would need; in the block: Ray does not start, or is not there;
+            this host is none of the run's.
+    """
+    (starter,) = plugins.load().registries["ray_starter"]  # a run is refused where none is installed
+    here: AbstractContextManager[RayHere] = starter.factory(topology)
+    return here
 
 
 def token_file() -> Path:

@@ -27,13 +27,9 @@ _RANK = re.compile(r"(?P<engine>engine-\d+)(-node\d+)?-scheduler-")
 
 
 def take(members: Sequence[Member], logs: Path, why: str) -> list[StackDump]:
-    """What every process of the run stands in, on every host; written to `hang.txt` as well, behind what is there.
+    """What every process of the run stands in, on every host; written to `hang.txt` as well, under the line `why`.
 
-    This host is asked without Ray, which may be what hangs.
-
-    Args:
-        why: first line in the file.
-    """
+    This host is asked without Ray, which may be what hangs."""
     pids: dict[str, list[int]] = {}
     for member in members:
         pids.setdefault(member.node, []).append(member.pid)
@@ -49,11 +45,9 @@ def take(members: Sequence[Member], logs: Path, why: str) -> list[StackDump]:
 def late(members: Sequence[Member], logs: Path, pending: Sequence[Member], what: str, limit_s: float) -> SlimeError:
     """The error of calls that gave no answer in time, with every stack taken."""
     told = f"no answer within {limit_s:g} s while {what}"
-    return SlimeError(
-        f"{told}: {suspects(take(members, logs, told), pending, OWN)}",
-        where=pending[0].name,
-        todo=f"{_where(logs)} Raise cluster.hang_timeout_s if it was only slow.",
-    )
+    todo = f"{_where(logs)} Raise cluster.hang_timeout_s if it was only slow."
+    seen = suspects(take(members, logs, told), pending, OWN)
+    return SlimeError(f"{told}: {seen}", where=pending[0].name, todo=todo)
 
 
 def hanging(members: Sequence[Member], logs: Path, error: NoAnswer) -> SlimeError:
@@ -68,7 +62,7 @@ def _where(logs: Path) -> str:
 
 
 def _elsewhere(pids: dict[str, list[int]], logs: Path) -> list[StackDump]:
-    """By a task on each node (Ray's id) of `pids`; a host that does not answer is left out."""
+    """Stacks by a task on each node (Ray's id) of `pids`; a host that does not answer is left out."""
     import ray
 
     asked = [ray.remote(look).options(**on_node(node)).remote(of_node, logs) for node, of_node in pids.items()]

@@ -44,7 +44,6 @@ class TrainerGroup:
         self._calls.watch_beside({rank.call(TrainerActor.prepare): rank for rank in self._calls.trainers}, "starting")
 
     def start(self) -> None:
-        """Join all ranks and build the model on them."""
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s
         (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.meet)
         self.layouts = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where)
@@ -91,7 +90,6 @@ class TrainerGroup:
         return receipt
 
     def begin_save(self, folder: Path) -> None:
-        """Returns when the ranks have copied what they write into `folder`."""
         self._all(TrainerActor.begin_save, folder)
 
     def has_saved(self) -> bool:
@@ -122,12 +120,8 @@ def _begin(
 
 
 def on_the_fullest(values: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> dict[str, float]:
-    """The first rank's metrics, but `memory/..._gib` of the fullest device, `memory/..._host_gib` of the fullest host.
-
-    Args:
-        values: by rank.
-        nodes: the host of each rank.
-    """
+    """The first rank's metrics of `values`, but `memory/..._gib` of the fullest device, and `memory/..._host_gib` of
+    the fullest host, by the `nodes` of the ranks."""
     found = dict(values[0])
     for name in found:
         if name.startswith("memory/"):
@@ -137,7 +131,6 @@ def on_the_fullest(values: Sequence[Mapping[str, float]], nodes: Sequence[str]) 
 
 
 def _sums(held: Sequence[float], nodes: Sequence[str]) -> Collection[float]:
-    """By host."""
     sums: dict[str, float] = dict.fromkeys(nodes, 0.0)
     for node, of_rank in zip(nodes, held, strict=True):
         sums[node] += of_rank

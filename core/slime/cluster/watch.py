@@ -26,7 +26,7 @@ CONNECT_S = 0.5
 RETURN_S = 30.0
 """Seconds that the GCS of a cluster that was there before may be gone: some clusters restart it."""
 LOG_BYTES = 1 << 16
-"""Of the end of a dead process's log, where its crash would be told."""
+"""Bytes of the end of a dead process's log, where its crash would be told."""
 _CRASHES = {
     "Segmentation fault": "SIGSEGV",
     "Aborted": "SIGABRT",
@@ -42,13 +42,12 @@ P = ParamSpec("P")
 
 @dataclass
 class Member:
-    """An actor of the run, and where it lives once it has checked in.
+    """An actor of the run, and where it lives once it has checked in; `node` is Ray's id of the host.
 
     Attributes:
         name: such as `trainer-0` or `engine-1`; its log and its stacks are called so.
         make: another such actor, in the same place.
         has_died: the actor itself, not only what it keeps.
-        node: Ray's id of the host.
     """
 
     name: str
@@ -68,6 +67,10 @@ class Member:
 
 
 Spare = Callable[[Member, Death], bool]
+
+
+def spare_nobody(member: Member, death: Death) -> bool:
+    return False
 
 
 class Restarting(Protocol):
@@ -91,35 +94,23 @@ class Restarting(Protocol):
 
 
 class Watch:
-    """Asks after every actor again and again: a question to a dead one fails at once, one to a busy one waits.
-
-    Args:
-        members: the actors.
-        logs: the run's, where their last words are.
-        hosts: of the run.
-    """
+    """Asks after every actor again and again: a question to a dead one fails at once, one to a busy one waits."""
 
     def __init__(self, members: Sequence[Member], logs: Path, hosts: RayHosts) -> None:
         nodes = {this_node(), *(member.node for member in members)}
         self._logs, self._hosts, self._ray = logs, hosts, _Ray(nodes, hosts)
         self._asked: dict[Any, Member] = {member.call(Actor.ping): member for member in members}
 
-    def fault(self, what: str, spare: Spare = lambda member, death: False) -> Death | None:
-        """The first death that is found, or None. Returns soon, however many are busy.
-
-        Args:
-            what: the run does.
-            spare: whether the run goes on without a member that has died; it tells the watch to `leave` that.
-        """
+    def fault(self, what: str, spare: Spare = spare_nobody) -> Death | None:
+        """The first death that is found while the run does `what`, or None. Returns soon, however many are busy. Where
+        the run goes on without a member that has died, `spare` tells the watch to `leave` that."""
         return self._hosts.fault(what) or self._ray.fault(what) or self._dead_actor(what, spare)
 
     def leave(self, members: Sequence[Member]) -> None:
-        """Ask no more after `members`."""
         names = {member.name for member in members}
         self._asked = {ref: member for ref, member in self._asked.items() if member.name not in names}
 
     def join(self, members: Sequence[Member]) -> None:
-        """Ask after `members` from now on."""
         self.leave(members)
         self._asked |= {member.call(Actor.ping): member for member in members}
 
@@ -203,7 +194,7 @@ def first_end(ends: Iterable[End | None]) -> Death | None:
 
 
 def first_unspared(ends: Iterable[tuple[Member, End]], spare: Spare) -> Death | None:
-    """As `first_end`, of the servers without which the run cannot go on."""
+    """The same of the servers without which the run cannot go on."""
     for member, end in sorted(ends, key=lambda found: _rank(found[1])):
         if not spare(member, death := _death(end)):
             return death

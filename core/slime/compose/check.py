@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from slime.aside import problems_found_aside
-from slime.compose.asynchrony import staleness_problems
 from slime.compose.chosen import choice_problems, choices_of
 from slime.compose.data_files import data_problems
 from slime.compose.derive import has_experts
-from slime.compose.frozen import frozen_problems, frozen_warnings
-from slime.compose.hosts import launcher_problems
+from slime.compose.engine_rules import (
+    context_problems,
+    frozen_problems,
+    frozen_warnings,
+    recording_problems,
+    staleness_problems,
+)
+from slime.compose.hosts import address_problems, launcher_problems
 from slime.compose.learning import learning_problems, learning_warnings
-from slime.compose.names import address_problems, environment_problems, name_problems
+from slime.compose.names import environment_problems, name_problems, set_problems
 from slime.compose.needs import absent_model, is_awaited
 from slime.compose.objective import estimator_problems, objective_problems
-from slime.compose.recordings import recording_problems
 from slime.compose.rules import batch_problems, family_problems, layout_problems
-from slime.compose.sets import set_problems
 from slime.config import passthrough
 from slime.config.declare import MAX_DEVICES
 from slime.config.gpus import gpu_problems
@@ -30,7 +33,6 @@ from slime.config.megatron_fields import ACCEPTED
 from slime.config.paths import resolve
 from slime.config.schema import EvalConfig, Init, ModelConfig, RolloutConfig, SlimeConfig, TrainConfig
 from slime.ending import stop_problems
-from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.engines.software import backend_problems
 from slime.errors import SlimeError
 from slime.models.bridge import EngineBridge, HfConfig, ModelBridge, completed, traits_of
@@ -48,14 +50,16 @@ from slime.weights.elsewhere import has_weights
 from slime.weights.other_forms import MEGATRONS, lacking
 from slime.weights.transports import transport_problems
 
+Rules = Callable[[SlimeConfig], Sequence[SlimeError]]
+"""What is wrong with a config whose values are not derived yet."""
 SGLANG_SIZES = {"tp_size", "pp_size", "dp_size", "ep_size", "page_size", "moe_dense_tp_size"}
 MAX_SIZE = 10**9
-"""Of any number of a model's architecture, so that nothing is counted up to a mistyped one."""
+"""The most of any number of a model's architecture, so that nothing is counted up to a mistyped one."""
 MAX_EXPERTS = 10**6
-"""Of all layers together."""
+"""The most of all layers together."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Checked:
     """A config's problems, and what was computed to find them.
 
@@ -79,7 +83,7 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
         reads_data: whether the first rows of its files are, too.
     """
     if problems := value_problems(cfg, plugins):  # the other rules compute with these values
-        return Checked(problems)
+        return Checked(problems=problems)
     chosen = (choice for choice in choices_of(cfg) if choice.kind != "reward" or generates(cfg))
     problems += [*choice_problems(chosen, plugins), *backend_problems(cfg.rollout.backend)]
     problems += problems_found_aside(partial(data_problems, cfg)) if reads_data else ()
@@ -93,44 +97,45 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     try:
         topology = read_topology(cfg)
     except SlimeError as problem:
-        return Checked([*problems, problem])
+        return Checked(problems=[*problems, problem])
     every = (*topology.groups, *topology.frozen)
     groups = list(role_problems(topology.groups)) or list(span_problems(cfg.cluster, every))
     if groups:  # whatever asks for engines needs them right; on a larger cluster they may be
-        return Checked(problems + (list(size_problems(cfg.cluster, topology.groups, topology.frozen)) or groups))
+        problems += list(size_problems(cfg.cluster, topology.groups, topology.frozen)) or groups
+        return Checked(problems=problems)
     problems += [*staleness_problems(topology), *transport_problems(topology)]
     if topology.transport not in plugins.transports:
-        return Checked(problems, topology)
+        return Checked(problems=problems, topology=topology)
     places = list(placement_problems(cfg.cluster, topology.groups, topology.frozen))
-    checked = Checked([*problems, *places, *frozen_problems(topology)], topology)
+    checked = Checked(problems=[*problems, *places, *frozen_problems(topology)], topology=topology)
     _model(topology, plugins, checked, is_placed=not places)
     checked.problems += plugins.check(cfg)
     if not checked.problems:
         tight = checked.memory.warnings() if checked.memory else ()
         unknown = (*frozen_warnings(topology), *unchecked(topology), *_bounded(cfg.rollout, cfg.eval))
-        learns = learning_warnings(cfg, has_experts=has_experts(cfg.model, plugins))
+        learns = learning_warnings(topology, has_experts=has_experts(cfg.model, plugins))
         checked.warnings += [*idle_devices(cfg.cluster, topology.places), *tight, *unknown, *learns]
     return checked
 
 
 def value_problems(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
     """Values that are wrong whatever the others are: numbers out of bounds, other types, no names, no objective."""
-    numbers = (problem for problem in _numbers(cfg) if not _follows(cfg, problem.where))
-    named = {"run.name": cfg.run.name, "model.name": cfg.model.name, "cluster.name": cfg.cluster.name}
-    names = [*name_problems(named), *address_problems(cfg.cluster), *gpu_problems(cfg.cluster)]
-    names += [*environment_problems(cfg.cluster, cfg.rollout.engines), *stop_problems(cfg.run.stop_at)]
-    learns = (*objective_problems(cfg.algo, plugins), *estimator_problems(cfg.algo, plugins))
-    return [*numbers, *_foreign(cfg), *names, *learns]
-
-
-def _numbers(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """Numbers out of the bounds that their fields declare."""
+    numbers = []
     for key in own_keys().values():
         home, place, rest = key.name.partition(f".{ANY_NAME}.")
         for name in [f"{home}.{name}.{rest}" for name in value_of(cfg, home)] if place else [key.name]:
             value = value_of(cfg, name) if key.bound else None
-            if key.bound and value is not None and not key.bound.holds(value):
-                yield SlimeError(f"must be {key.bound}, got {value:.6g}", where=name, todo=f"It is: {key.gist}")
+            if key.bound and value is not None and not key.bound.holds(value) and not _follows(cfg, name):
+                what = f"must be {key.bound}, got {value:.6g}"
+                numbers.append(SlimeError(what, where=name, todo=f"It is: {key.gist}"))
+    sections = [(section, section, value_of(cfg, section)) for section in FOREIGN]
+    groups = cfg.rollout.engines.items()
+    sections += [("rollout.sglang", f"rollout.engines.{name}.sglang", group.sglang) for name, group in groups]
+    foreign = [problem for section in sections for problem in _foreign(*section)]
+    named = {"run.name": cfg.run.name, "model.name": cfg.model.name, "cluster.name": cfg.cluster.name}
+    names = [*name_problems(named), *address_problems(cfg.cluster), *gpu_problems(cfg.cluster)]
+    names += [*environment_problems(cfg.cluster, cfg.rollout.engines), *stop_problems(cfg.run.stop_at)]
+    return [*numbers, *foreign, *names, *objective_problems(cfg.algo, plugins), *estimator_problems(cfg.algo, plugins)]
 
 
 def _follows(cfg: SlimeConfig, key: str) -> bool:
@@ -143,16 +148,13 @@ def _follows(cfg: SlimeConfig, key: str) -> bool:
     return followed != key and value_of(cfg, key) == value_of(cfg, followed)
 
 
-def _foreign(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    yield from passthrough.check_all({section: value_of(cfg, section) for section in FOREIGN})
-    for name, group in cfg.rollout.engines.items():
-        yield from passthrough.check_section("rollout.sglang", group.sglang, f"rollout.engines.{name}.sglang")
-    homes = {name: (f"rollout.engines.{name}.sglang", group.sglang) for name, group in cfg.rollout.engines.items()}
-    for where, fields in (("rollout.sglang", cfg.rollout.sglang), *homes.values()):
-        for key in SGLANG_SIZES & fields.keys():
-            if isinstance(fields[key], int) and not 1 <= fields[key] <= MAX_DEVICES:
-                what = f"must be at least 1 and at most {MAX_DEVICES:,}, got {fields[key]:.6g}"
-                yield SlimeError(what, where=f"{where}.{key}", todo="Correct it.")
+def _foreign(section: str, home: str, fields: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """What is wrong with the fields of a pass-through section, which stand under `home`."""
+    yield from passthrough.check_section(section, fields, home)
+    for key in SGLANG_SIZES & fields.keys() if section == "rollout.sglang" else ():
+        if isinstance(fields[key], int) and not 1 <= fields[key] <= MAX_DEVICES:
+            what = f"must be at least 1 and at most {MAX_DEVICES:,}, got {fields[key]:.6g}"
+            yield SlimeError(what, where=f"{home}.{key}", todo="Correct it.")
 
 
 def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed: bool) -> None:
@@ -186,9 +188,9 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
     layout = [*layout_problems(topology, architecture, mapping)]
     problems += [*_weights(cfg.model), *_owned_by_model(cfg.train.megatron, architecture, cfg.model.path)]
     problems += [*recording_problems(topology), *_sharing(cfg.train, bridge, hf, grid.cp)]
-    problems += [*layout, *batch_problems(cfg, grid)]
+    problems += [*layout, *batch_problems(topology)]
     if topology.generates:
-        problems += _context(topology, hf)
+        problems += context_problems(topology, hf)
     if isinstance(bridge, EngineBridge):
         for group in topology.groups:
             where, todo = f"engine group {group.name}", "Change its SGLang fields."
@@ -235,35 +237,28 @@ def _family(family: str, hf: Mapping[str, Any], plugins: Plugins) -> str:
     plugins.models.get(family)
     if hf["model_type"] != family:
         what = f"is '{family}', but config.json says model_type '{hf['model_type']}'"
-        raise SlimeError(
-            what, where="model.family", todo=f"Set model.family={hf['model_type']}, or another model.path."
-        )
+        todo = f"Set model.family={hf['model_type']}, or another model.path."
+        raise SlimeError(what, where="model.family", todo=todo)
     return family
 
 
 def _weights(model: ModelConfig) -> Iterator[SlimeError]:
     if is_awaited(model.path, model.source):
         return
-    if model.weights is not None:
-        yield from _megatron_weights(model.weights, model.init)
-        return
-    folder = resolve(model.path)
-    if model.init is Init.checkpoint and not has_weights(folder):
-        yield lacking(folder)
-
-
-def _megatron_weights(weights: str, init: Init) -> Iterator[SlimeError]:
-    if init is Init.random:
+    if model.weights is None:
+        if model.init is Init.checkpoint and not has_weights(folder := resolve(model.path)):
+            yield lacking(folder)
+    elif model.init is Init.random:
         yield SlimeError("contradicts model.init=random", where="model.weights", todo="Leave one of them out.")
-        return
-    try:
-        folder = resolve(weights)
-    except SlimeError as problem:
-        yield problem
-        return
-    if not (folder / MEGATRONS).is_file():
-        todo = "Name a folder that 'slime convert hf-to-dist' wrote, or 'checkpoints/step-...' of a run."
-        yield SlimeError(f"there is no {MEGATRONS} of Megatron-core", where=str(folder), todo=todo)
+    else:
+        try:
+            folder = resolve(model.weights)
+        except SlimeError as problem:
+            yield problem
+            return
+        if not (folder / MEGATRONS).is_file():
+            todo = "Name a folder that 'slime convert hf-to-dist' wrote, or 'checkpoints/step-...' of a run."
+            yield SlimeError(f"there is no {MEGATRONS} of Megatron-core", where=str(folder), todo=todo)
 
 
 def _owned_by_model(megatron: Mapping[str, Any], architecture: Mapping[str, Any], path: str) -> Iterator[SlimeError]:
@@ -285,7 +280,6 @@ def _sharing(train: TrainConfig, bridge: ModelBridge, hf: Mapping[str, Any], cp:
 
 
 def _sequences(rollout: RolloutConfig, evaluation: EvalConfig) -> Iterator[SlimeError]:
-    """Whether the longest prompt leaves room for a response."""
     named = {home: own.sampling for home, own in evaluation.named().items()}
     for section, sampling in {"rollout": rollout.sampling, "eval": evaluation.sampling, **named}.items():
         if sampling.max_sequence_tokens is not None and sampling.max_sequence_tokens <= rollout.max_prompt_tokens:
@@ -303,30 +297,3 @@ def _bounded(rollout: RolloutConfig, evaluation: EvalConfig) -> Iterator[SlimeEr
             bound = f"{section}.sampling.max_sequence_tokens"
             what = f"is {sampling.max_response_tokens}, but {bound}={most} bounds prompt and response together"
             yield SlimeError(what, where=where, todo=f"For longer responses raise {bound}, too.")
-
-
-def _context(topology: Topology, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
-    """Whether the longest sequence fits the model's context and the engines' token pools, as far as they are known."""
-    longest, key = longest_sequence(topology.config)
-    for group in topology.groups:
-        limits = {
-            "the model's context": (hf.get("max_position_embeddings"), 1),
-            group.home_of("context_length"): (group.sglang.get("context_length"), 1),
-            group.home_of("max_total_tokens"): (
-                group.sglang.get("max_total_tokens"),
-                group.sglang.get("page_size") or 1,
-            ),
-        }
-        rooms = {
-            name: room(limit, page_size=page_size, num_drafted=num_drafted(group.sglang))
-            for name, (limit, page_size) in limits.items()
-            if limit is not None
-        }
-        name = min(rooms, key=lambda name: rooms[name], default="")
-        if name and longest > rooms[name]:
-            what = (
-                f"prompt and response may have {longest} tokens, {name} of {limits[name][0]} has room for {rooms[name]}"
-            )
-            where, todo = f"rollout.max_prompt_tokens, {key}", f"Lower them to {rooms[name]} together."
-            yield SlimeError(what, where=where, todo=todo)
-            return

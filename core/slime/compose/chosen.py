@@ -14,17 +14,17 @@ from slime.plugins import Plugins
 
 @dataclass(frozen=True)
 class Choice:
-    """One name with its options.
+    """One name with its options, a dictionary unless the user mistook them, under the key `home`. `label` is its kind,
+    and behind a point where it stands if there may be several."""
 
-    Attributes:
-        options: the config's own dictionary; anything else that stands in its place is a mistake of the user's.
-        home: key that the options stand under.
-    """
-
-    kind: str
+    label: str
     name: str
     options: Any
     home: str
+
+    @property
+    def kind(self) -> str:
+        return self.label.partition(".")[0]
 
     @property
     def key(self) -> str:
@@ -39,14 +39,14 @@ def choices_of(cfg: SlimeConfig) -> Iterator[Choice]:
     yield Choice("program", cfg.rollout.program.name, cfg.rollout.program.options, "rollout.program.options")
     yield Choice("filter", cfg.filter.name, cfg.filter.options, "filter.options")
     for name, options in cfg.filter.then.items():
-        yield Choice("filter", name, options, f"filter.then.{name}")
+        yield Choice(f"filter.then.{name}", name, options, f"filter.then.{name}")
+    yield Choice("buffer", cfg.buffer.name, cfg.buffer.options, "buffer.options")
     for home, own in {**cfg.data.named(), **cfg.eval.named()}.items():
         for kind, chosen in (("reward", own.reward), ("program", own.program)):
             if chosen:
-                yield Choice(kind, chosen, getattr(own, f"{kind}_options"), f"{home}.{kind}_options")
-    yield Choice("buffer", cfg.buffer.name, cfg.buffer.options, "buffer.options")
+                yield Choice(f"{kind}.{home}", chosen, getattr(own, f"{kind}_options"), f"{home}.{kind}_options")
     for name, options in cfg.observe.trackers.items():
-        yield Choice("tracker", name, options, f"observe.trackers.{name}")
+        yield Choice(f"tracker.{name}", name, options, f"observe.trackers.{name}")
 
 
 def complete(choices: Iterable[Choice], plugins: Plugins) -> None:
@@ -83,5 +83,5 @@ def switched(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_trackers(plugins: Plugins) -> dict[str, Any]:
-    """Those that want to be on where they are installed, unless the config says false."""
+    """Trackers that want to be on where they are installed, unless the config says false."""
     return {item.name: True for item in plugins.trackers if getattr(item.factory, "by_default", False)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from slime import plugins as slime_plugins
 from slime.compose import groups as config_groups
-from slime.compose.check import check, value_problems
+from slime.compose.check import Checked, check, value_problems
+from slime.compose.chosen import choices_of
 from slime.compose.data_files import overlap_problems
 from slime.compose.derive import derive
 from slime.compose.groups import NO_RECIPE, Groups, bad_yaml
@@ -36,60 +36,36 @@ from slime.config.keys import default_config, open_section, own_keys, suggest, v
 from slime.config.schema import RunConfig, SlimeConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import how_to_get
-from slime.sizes.estimate import MemoryEstimate
 from slime.topology.placement import SAVER
-from slime.topology.topology import Topology, read_topology
+from slime.topology.topology import read_topology
 
 MAX_FACT = 200
 """Characters of another library's sentence, which may quote a whole section."""
 
 
-@dataclass(frozen=True)
-class Composed:
-    """A composed config.
+@dataclass(kw_only=True)
+class Composed(Checked):
+    """A composed config, and what is wrong with it.
 
     Attributes:
-        problems: what is wrong with it.
         needs: what a run of it needs that is not here.
         choices: group -> option.
-        topology: its processes; None where the sizes of its engines contradict each other.
-        memory: what its devices and hosts will hold, where that is known.
-        warnings: what may not be meant.
     """
 
     cfg: SlimeConfig
-    problems: Sequence[SlimeError]
     needs: Sequence[SlimeError]
     choices: dict[str, str]
-    topology: Topology | None = None
-    memory: MemoryEstimate | None = None
-    warnings: Sequence[SlimeError] = ()
 
     @property
     def yaml(self) -> str:
-        """The config as YAML, every key in the schema's order."""
         return OmegaConf.to_yaml(OmegaConf.structured(self.cfg))
 
     @property
     def chosen(self) -> dict[str, str]:
         """Kind -> name of what it takes of the installed plugins."""
-        cfg = self.cfg
-        return {
-            "model": cfg.model.family,
-            "algo": cfg.algo.name,
-            "estimator": cfg.algo.advantage,
-            "reward": cfg.reward.name,
-            "program": cfg.rollout.program.name,
-            "filter": cfg.filter.name,
-            **{f"filter.then.{name}": name for name in cfg.filter.then},
-            "buffer": cfg.buffer.name,
-            **{
-                f"{kind}.{home}": name
-                for home, own in {**cfg.data.named(), **cfg.eval.named()}.items()
-                for kind, name in (("reward", own.reward), ("program", own.program))
-                if name
-            },
-        }
+        algo, choices = self.cfg.algo, choices_of(self.cfg)
+        main = {"model": self.cfg.model.family, "algo": algo.name, "estimator": algo.advantage}
+        return main | {choice.label: choice.name for choice in choices if choice.kind != "tracker"}
 
 
 class PluginSearchPath(SearchPathPlugin):
@@ -136,8 +112,7 @@ def examine(argv: Sequence[str]) -> Composed:
     add_choices_of_model(line, groups)
     files, given = merge(line, groups)
     composed = checked(given, line, plugins)
-    named = {problem.where for problem in composed.problems}
-    problems, warnings = list(composed.problems), list(composed.warnings)
+    named, problems = {problem.where for problem in composed.problems}, composed.problems
     if not any(objective_problems(composed.cfg.algo, plugins)):
         run, layer = Composition(composed.cfg), functools.partial(_layer, files, given, line, groups, plugins)
         recipes = dict.fromkeys((line.choices["recipe"], NO_RECIPE))
@@ -146,12 +121,12 @@ def examine(argv: Sequence[str]) -> Composed:
         idle = idle_keys(Composition(given), run, below, preset)
         problems += [problem for problem in idle if problem.where not in named]
         problems += overlap_problems(composed.cfg.eval, composed.cfg.data) if run.reinforces else ()
-        warnings += [] if problems else rate_warnings(composed.cfg, {key for key, _ in line.values})
+        composed.warnings += [] if problems else rate_warnings(composed.cfg, {key for key, _ in line.values})
     gap = _no_recipe(line, groups)
     if gap and problems and given.cluster.on_gpus:
         todo = "The layout is the default: add --fit to 'slime plan' to see which fit."
-        warnings.append(SlimeError(gap, todo=todo))
-    return dataclasses.replace(composed, problems=problems, warnings=warnings)
+        composed.warnings.append(SlimeError(gap, todo=todo))
+    return composed
 
 
 def _layer(
@@ -187,23 +162,17 @@ def checked(given: SlimeConfig, line: CommandLine, plugins: slime_plugins.Plugin
     cfg = copy.deepcopy(given)
     derive(cfg, plugins)
     found = check(cfg, plugins)
-    problems, missing = found.problems, list[SlimeError]()
-    if problems and not value_problems(cfg, plugins):
-        for chosen in plugins.registries["adviser"]:
-            problems = chosen.factory()(problems, given, rules)
-    elif found.topology and not problems:
+    missing = list[SlimeError]()
+    if found.problems and not value_problems(cfg, plugins):
+        for adviser in plugins.registries["adviser"]:
+            found.problems = list(adviser.factory(found.problems, given, rules))
+    elif found.topology and not found.problems:
         if found.memory and found.memory.fit_together():
             cfg.rollout.sglang[SAVER] = False
             found.topology = read_topology(cfg)
             found.memory = found.memory.under(found.topology)
         missing = needs(found.topology, {key for key, _ in line.values})
-    return Composed(cfg, problems, missing, line.choices, found.topology, found.memory, found.warnings)
-
-
-def _introduce() -> None:
-    """Make slime's schema and the plugins' folders known to Hydra."""
-    HydraPlugins.instance().register(PluginSearchPath)
-    _store_schema(tuple(extended(base) for _, base in SECTIONS.values()))
+    return Composed(**vars(found), cfg=cfg, needs=missing, choices=line.choices)
 
 
 @functools.lru_cache(maxsize=1)
@@ -221,7 +190,11 @@ def merge(line: CommandLine, groups: Groups, name: str = "config") -> tuple[Dict
         _name(merged, line)
         return files, cast(SlimeConfig, OmegaConf.to_object(merged))
     except MissingConfigException as error:
-        raise _missing_option(error, line, groups) from error
+        # A file's own `defaults` names an option that nobody ships: the command line's choices were checked before.
+        group, _, option = (error.missing_cfg_file or "").rpartition("/")
+        where = f"recipe {line.choices['recipe']}" if line.choices["recipe"] != NO_RECIPE else ""
+        todo = did_you_mean(option, groups.names(group))
+        raise SlimeError(f"there is no {group}={option}", where=where, todo=todo) from error
     except yaml.YAMLError as error:
         raise bad_yaml(error) from error
     except (HydraException, OmegaConfBaseException) as error:
@@ -238,7 +211,8 @@ def _name(merged: DictConfig, line: CommandLine) -> None:
 
 
 def _files(choices: Sequence[str], groups: Groups, name: str = "config") -> DictConfig:
-    _introduce()
+    HydraPlugins.instance().register(PluginSearchPath)
+    _store_schema(tuple(extended(base) for _, base in SECTIONS.values()))
     for option in groups.without_file():  # Hydra looks there after all folders
         ConfigStore.instance().store(group=option.group, name=option.name, node={"name": option.name})
     with hydra.initialize_config_module("slime.conf", job_name="slime", version_base="1.3"):
@@ -258,13 +232,6 @@ def _with_values(files: DictConfig, values: Sequence[tuple[str, Any]]) -> DictCo
         else:
             raise SlimeError(f"there is no {key} to remove", todo=f"Leave out '~{key}'.")
     return merged
-
-
-def _missing_option(error: MissingConfigException, line: CommandLine, groups: Groups) -> SlimeError:
-    """A file's own `defaults` names an option that nobody ships (the command line's choices were checked before)."""
-    group, _, name = (error.missing_cfg_file or "").rpartition("/")
-    where = f"recipe {line.choices['recipe']}" if line.choices["recipe"] != NO_RECIPE else ""
-    return SlimeError(f"there is no {group}={name}", where=where, todo=did_you_mean(name, groups.names(group)))
 
 
 def _require_complete(merged: DictConfig, line: CommandLine, groups: Groups) -> None:
@@ -288,11 +255,14 @@ def _no_recipe(line: CommandLine, groups: Groups) -> str:
 
 
 def _in_one_line(error: Exception) -> SlimeError:
-    """Hydra's and OmegaConf's several lines as what, where and what to do."""
-    cause = _omegaconf_cause(error)
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
     if cause is None:
         return SlimeError(" ".join(str(error).split())[:MAX_FACT], todo="Correct that file or argument.")
-    key, file = _key_of(cause), _file_of(error)
+    key = str(cause.full_key or ("" if cause.key is None else cause.key))
+    match = re.match(r"In '([^']+)'", str(error))
+    file = f"{match[1]}.yaml" if match else ""
     fact = (cause.msg or str(cause)).splitlines()[0].rstrip(".")
     fact = fact if len(fact) <= MAX_FACT else f"{fact[:MAX_FACT]}..."
     if re.match(r"Key '.*' (is )?not in|Could not override", fact):
@@ -317,19 +287,3 @@ def _unknown_key(key: str) -> str:
         return suggest(key)
     sections = {name.split(".")[0] for name in own_keys()}
     return f"{did_you_mean(top, sections)} (A file that sets several sections begins with '# @package _global_'.)"
-
-
-def _omegaconf_cause(error: BaseException | None) -> OmegaConfBaseException | None:
-    while error is not None and not isinstance(error, OmegaConfBaseException):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _key_of(cause: OmegaConfBaseException) -> str:
-    full_key: Any = cause.full_key or cause.key
-    return str(full_key) if full_key is not None else ""
-
-
-def _file_of(error: Exception) -> str:
-    match = re.match(r"In '([^']+)'", str(error))
-    return f"{match[1]}.yaml" if match else ""

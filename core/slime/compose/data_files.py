@@ -115,7 +115,7 @@ def _all(problems: Iterator[SlimeError]) -> list[SlimeError]:
 
 
 def _num_rows(folder: str) -> int:
-    """Of the embeddings; of a config.json that does not say it, of which others tell, enough."""
+    """Rows of the embeddings; enough where config.json does not say it, of which others tell."""
     try:
         return int(read_hf_config(folder).get("vocab_size", MAX_COUNT))
     except SlimeError:

@@ -52,7 +52,7 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
 
 
 def _own_defaults(algo: AlgoConfig, schema: type | None) -> dict[str, Any]:
-    """Of the options of an objective or estimator, those that are no keys of `algo`."""
+    """Default options of an objective or estimator that are no keys of `algo`."""
     shared = {field.name for field in dataclasses.fields(algo)}
     return {key: value for key, value in defaults_of(schema).items() if key not in shared}
 

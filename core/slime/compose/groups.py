@@ -40,21 +40,14 @@ class Option:
 
 
 class Groups:
-    """Every option of every group of the installed plugins."""
-
     def __init__(self, options: Sequence[Option]) -> None:
         self._options: dict[str, dict[str, Option]] = defaultdict(dict)
         for option in options:
-            self._add(option)
-
-    def _add(self, option: Option) -> None:
-        rival = self._options[option.group].get(option.name)
-        if rival is not None:
-            raise SlimeError(
-                f"{option.group}={option.name} is provided by both {rival.distribution} and {option.distribution}",
-                todo=f"Keep one: 'pip uninstall {option.distribution}' or 'pip uninstall {rival.distribution}'.",
-            )
-        self._options[option.group][option.name] = option
+            if rival := self._options[option.group].get(option.name):
+                both = f"{rival.distribution} and {option.distribution}"
+                todo = f"Keep one: 'pip uninstall {option.distribution}' or 'pip uninstall {rival.distribution}'."
+                raise SlimeError(f"{option.group}={option.name} is provided by both {both}", todo=todo)
+            self._options[option.group][option.name] = option
 
     def __contains__(self, group: str) -> bool:
         return group in self._options
@@ -75,7 +68,6 @@ class Groups:
         return f"None is installed: install {brought_by(group)} as docs/install.md says."
 
     def without_file(self) -> Iterator[Option]:
-        """What is registered and has no file."""
         return (option for options in self._options.values() for option in options.values() if option.file is None)
 
     def of(self, distribution: str) -> Mapping[str, list[str]]:
@@ -104,10 +96,9 @@ class Groups:
         if match:
             option = self._options["recipe"][match]
             assert option.file, "a recipe is a file"
-            raise SlimeError(
-                f"recipe '{match}' of {option.distribution} belongs to no installed model and cluster",
-                todo=f"Rename {option.file.name} to '{wanted}.yaml' if that is meant, or add recipe={NO_RECIPE}.",
-            )
+            what = f"recipe '{match}' of {option.distribution} belongs to no installed model and cluster"
+            todo = f"Rename {option.file.name} to '{wanted}.yaml' if that is meant, or add recipe={NO_RECIPE}."
+            raise SlimeError(what, todo=todo)
         return NO_RECIPE
 
     def task_of(self, model: str) -> str:
@@ -138,8 +129,12 @@ def bad_yaml(error: Exception) -> SlimeError:
 
 def scan(plugins: Plugins) -> Groups:
     """Look at every config folder of the sound plugins, and at what they register without a file."""
-    folders = [(path, plugin.distribution) for plugin in plugins.sound for path in plugin.config_paths]
-    files = [option for path, distribution in folders for option in _scan(path, distribution)]
+    files = [
+        Option(file.parent.name, file.stem, plugin.distribution, file)
+        for plugin in plugins.sound
+        for path in plugin.config_paths
+        for file in sorted(folder_of(path).glob("*/*.yaml"))
+    ]
     written = {(option.group, option.name) for option in files}
     registered = (item for kind in REGISTERED for item in plugins.registries[kind])
     bare = [Option(item.kind, item.name, item.distribution) for item in registered]
@@ -147,13 +142,7 @@ def scan(plugins: Plugins) -> Groups:
 
 
 def folder_of(config_path: str) -> Path:
-    """The folder of `pkg://package.conf`."""
     spec = importlib.util.find_spec(config_path.removeprefix(CONFIG_SCHEME))
     assert spec is not None, "a missing config package is found while loading the plugin"
     assert spec.submodule_search_locations, "a config path is a package"
     return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _scan(config_path: str, distribution: str) -> list[Option]:
-    folder = folder_of(config_path)
-    return [Option(file.parent.name, file.stem, distribution, file) for file in sorted(folder.glob("*/*.yaml"))]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cached_property
-from typing import Any
 
 from slime import plugins
 from slime.algo.stages import ONE_STEP, idle_options, keys_read, keys_with_readers, run_stages
@@ -26,6 +25,7 @@ from slime.config.schema import (
 )
 from slime.errors import SlimeError
 from slime.objective import Source
+from slime.topology.engines import generates
 from slime.topology.transport import transport_name
 
 OPTIONS_OF = {"algo.options": ("algo", "name"), "algo.advantage_options": ("estimator", "advantage")}
@@ -43,10 +43,6 @@ class Composition:
         return run_stages(self.cfg).reinforces
 
     @property
-    def generates(self) -> bool:
-        return self.reinforces or self.cfg.eval.path is not None
-
-    @property
     def supervises(self) -> bool:
         return self.cfg.sft.path is not None and self.cfg.sft.num_steps > 0
 
@@ -61,14 +57,14 @@ class Composition:
 
     @property
     def rejects(self) -> bool:
-        """By what is known before the step."""
+        """Rejection by what is known before the step."""
         algo = self.cfg.algo
         masks = self.corrects and algo.importance is Importance.mask
         return masks or algo.sequence_bound is not None or algo.sequence_veto is not None
 
     @property
     def criticises(self) -> bool:
-        """Also of an estimator that cannot be made, of which others say so."""
+        """True of an estimator that cannot be made, too, of which others say so."""
         return any(estimator_problems(self.cfg.algo, plugins.load())) or run_stages(self.cfg).have_critic
 
     @cached_property
@@ -95,16 +91,11 @@ class Composition:
             if self.reinforces or key.startswith("algo.options."):  # of estimators a broad rule says more
                 yield Rule(why, key, lambda run: False)
 
-    def value(self, key: str) -> Any:
-        section, _, name = key.rpartition(".")
-        holder = value_of(self.cfg, section)
-        return holder.get(name) if isinstance(holder, dict) else getattr(holder, name)
-
     def says_as(self, other: Composition, key: str) -> bool:
         """Whether a key has the value that it has there; options of what is not chosen here have none."""
         section, _, name = key.rpartition(".")
         known = section not in OPTIONS_OF or name in value_of(self.cfg, section)
-        return bool(known and self.value(key) == other.value(key))
+        return bool(known and value_of(self.cfg, key) == value_of(other.cfg, key))
 
     def is_set(self, key: str) -> bool:
         """Whether it has another value than where nobody sets it; one that follows other keys has theirs."""
@@ -114,14 +105,14 @@ class Composition:
         elif section in OPTIONS_OF:
             kind, chosen = OPTIONS_OF[section]
             default = defaults_of(plugins.load().schemas.get(f"{kind}/{getattr(self.cfg.algo, chosen)}")).get(name)
-            return name in value_of(self.cfg, section) and bool(self.value(key) != default)
-        elif isinstance(default := Composition(default_config()).value(key), str):
+            return name in value_of(self.cfg, section) and bool(value_of(self.cfg, key) != default)
+        elif isinstance(default := value_of(default_config(), key), str):
             followed = re.fullmatch(r"\$\{([^}]+)\}", default)
             if followed:
                 default = value_of(self.cfg, followed[1])
             else:
                 default = re.sub(r"\$\{([^}]+)\}", lambda found: str(value_of(self.cfg, found[1])), default)
-        return bool(self.value(key) != default)
+        return bool(value_of(self.cfg, key) != default)
 
 
 @dataclass(frozen=True)
@@ -140,7 +131,6 @@ class Rule:
 
     @property
     def names(self) -> Iterator[str]:
-        """The keys, each pattern as what matches it."""
         for pattern in self.keys.split():
             yield from [key for key in own_keys() if fnmatch(key, pattern) and ANY_NAME not in key] or [pattern]
 
@@ -193,7 +183,7 @@ RULES: Sequence[Rule] = (
         "without eval.path (algo=sft generates for evaluation alone)",
         "rollout.* weights.* reward.options reward.num_workers reward.timeout_s reward.memory_mb "
         "reward.max_failed_share observe.samples_mb",
-        lambda run: run.generates,
+        lambda run: generates(run.cfg),
     ),
     Rule("without eval.path", "eval.*", lambda run: run.cfg.eval.path is not None),
     Rule(
@@ -269,7 +259,7 @@ RULES: Sequence[Rule] = (
         lambda run: run.cfg.train.checkpoint.interval is not None,
     ),
 )
-"""Of a key, the first condition that does not hold is named; so the broad ones come first."""
+"""The broad ones come first: of a key, the first condition that does not hold is named."""
 
 
 def rules() -> Iterator[Rule]:

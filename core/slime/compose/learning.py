@@ -23,6 +23,7 @@ from slime.config.schema import (
 )
 from slime.errors import SlimeError
 from slime.topology.adapters import adapters_of
+from slime.topology.topology import Topology
 
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature."""
@@ -36,8 +37,9 @@ def learning_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     yield from _greedy_evaluation(cfg.eval)
 
 
-def learning_warnings(cfg: SlimeConfig, *, has_experts: bool) -> Iterator[SlimeError]:
+def learning_warnings(topology: Topology, *, has_experts: bool) -> Iterator[SlimeError]:
     """Runs that learn, under a bound that is not made for their model."""
+    cfg = topology.config
     algo, steps = objective_of(cfg.algo), cfg.train.optimizer_steps
     if has_experts and steps > 1 and isinstance(algo, Grpo) and not cfg.train.routing_replay:
         what = f"clips the ratio of single tokens over {steps} optimizer steps a rollout, which routers of experts make"
@@ -76,9 +78,8 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
         todo = "Set sft.path, or sft.num_steps=0."
         yield SlimeError(f"{cfg.sft.num_steps} supervised steps without demonstrations", where="sft.path", todo=todo)
     if cfg.run.num_steps < 1:
-        yield SlimeError(
-            "there is no step to run", where="run.num_steps", todo="Set it to 1 or more, or choose algo=sft."
-        )
+        todo = "Set it to 1 or more, or choose algo=sft."
+        yield SlimeError("there is no step to run", where="run.num_steps", todo=todo)
     if cfg.rollout.samples_per_prompt < (least := estimator_of(cfg.algo).min_samples):
         what = f"algo.advantage={cfg.algo.advantage} compares at least {least} samples of a prompt"
         yield SlimeError(what, where="rollout.samples_per_prompt", todo=f"Set it to {least} or more.")
@@ -90,11 +91,8 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def rate_warnings(cfg: SlimeConfig, typed: Collection[str]) -> Iterator[SlimeError]:
-    """Learning rates that are a task's for whole models, where the command line asks for adapters and names none.
-
-    Args:
-        typed: keys of the command line.
-    """
+    """Learning rates that are a task's for whole models, where the command line (`typed`: its keys) asks for adapters
+    and names none."""
     homes = [f"train.{item.name}." for item in plugins.load().adapters]
     if not adapters_of(cfg.train) or not any(key.startswith(home) for key in typed for home in homes):
         return
@@ -108,7 +106,6 @@ def rate_warnings(cfg: SlimeConfig, typed: Collection[str]) -> Iterator[SlimeErr
 
 
 def _own_model(name: str, evaluation: EvalConfig, train: TrainConfig) -> Iterator[SlimeError]:
-    """Whether anything asks of the objective's model what only one of next tokens can."""
     if evaluation.path is not None:
         what = f"the model of algo={name} predicts no tokens, so no engine can answer with it"
         yield SlimeError(what, where="eval.path", todo="Set it to null; sft.eval_path measures on rows.")
@@ -140,7 +137,6 @@ def _critic(algo: AlgoConfig, num_steps: int, train: TrainConfig) -> Iterator[Sl
 
 
 def _losses(algo: AlgoConfig) -> Iterator[SlimeError]:
-    """Settings that would teach nothing."""
     in_loss = algo.kl_coef and algo.kl_in is KlIn.loss and not algo.kl_unbiased
     if in_loss and algo.kl_estimator is KlEstimator.k1:
         todo = "Choose k2, k3 or low_var_kl, algo.kl_unbiased=true, or algo.kl_coef=0 to measure only."

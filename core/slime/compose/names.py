@@ -1,21 +1,19 @@
-"""What a run, a model, a cluster and a variable of the environment may be called."""
+"""What runs, models, clusters, sets of prompts and variables of the environment may be called."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
 
-from slime.config.schema import ClusterConfig, EngineGroupConfig
+from slime.config.schema import ClusterConfig, DataConfig, EngineGroupConfig, EvalConfig
 from slime.errors import SlimeError
 
 NAME = re.compile(r"(?!\.+$)(?!-)[^\s/\\]{1,100}")
-_ADDRESS = re.compile(r"auto|[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 _VARIABLE = re.compile(r"[^=\s]+")
-
-
-def as_name(text: str) -> str:
-    """A name like the text, for a model that is known by its folder alone: others than NAME's characters become `-`."""
-    return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:100] or "model"
+_SET = re.compile(r"[a-z0-9][a-z0-9_-]*")
+"""Part of a metric's name, of a key and of prompts' ids."""
+_TAKEN = ("main", "reward_part", "notes")
+"""Parts of metrics' names that mean something else."""
 
 
 def name_problems(names: Mapping[str, str]) -> Iterator[SlimeError]:
@@ -25,14 +23,6 @@ def name_problems(names: Mapping[str, str]) -> Iterator[SlimeError]:
             shown = name if len(name) <= 40 else f"{name[:40]}..."
             todo = "Use letters, digits, '.', '_' and '-', at most 100 of them. run.dir takes a path."
             yield SlimeError(f"'{shown}' is not a name", where=key, todo=todo)
-
-
-def address_problems(cluster: ClusterConfig) -> Iterator[SlimeError]:
-    """An address of Ray that can be none."""
-    address = cluster.ray_address
-    if address is not None and not _ADDRESS.fullmatch(address):
-        todo = "Write <host>:<port> as 'ray start --head' prints it, or auto for the cluster that this host is in."
-        yield SlimeError(f"'{address}' is not an address", where="cluster.ray_address", todo=todo)
 
 
 def environment_problems(cluster: ClusterConfig, engines: Mapping[str, EngineGroupConfig]) -> Iterator[SlimeError]:
@@ -46,3 +36,16 @@ def environment_problems(cluster: ClusterConfig, engines: Mapping[str, EngineGro
             elif not isinstance(value, str | int | float):
                 todo = "Write a text or a number; '~' in front of the key removes one that a file sets."
                 yield SlimeError(f"must be a text or a number, got {value}", where=f"{home}.{name}", todo=todo)
+
+
+def set_problems(data: DataConfig, evaluation: EvalConfig) -> Iterator[SlimeError]:
+    """Named sets of prompts whose names cannot be, and options of nothing."""
+    for home, own in {**data.named(), **evaluation.named()}.items():
+        name = home.rpartition(".")[2]
+        if not _SET.fullmatch(name) or name in _TAKEN:
+            todo = "Use lower-case letters, digits, - and _; not " + ", ".join(_TAKEN) + "."
+            yield SlimeError(f"'{name}' cannot be the name of a set", where=home, todo=todo)
+        for kind in ("reward", "program"):
+            if getattr(own, f"{kind}_options") and getattr(own, kind) is None:
+                what, where = f"does nothing without {home}.{kind}", f"{home}.{kind}_options"
+                yield SlimeError(what, where=where, todo="Set that too, or remove this.")

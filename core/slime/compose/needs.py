@@ -12,7 +12,7 @@ from slime.compose.model_files import weight_needs
 from slime.config.passthrough import made_for
 from slime.config.paths import exists, fetch, is_hub_id, resolve, resolve_rows
 from slime.config.rollout import ProgramConfig, RolloutConfig
-from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, DataConfig, EvalConfig, ModelConfig, SetConfig
 from slime.data.tokenizer_files import tokenizer_problems
 from slime.engines.software import software
 from slime.errors import SlimeError, did_you_mean
@@ -21,23 +21,20 @@ from slime.topology.launcher import launcher_name
 from slime.topology.topology import Topology
 
 MAX_NAMED = 3
-"""Of the packages that are missing."""
+"""Packages that are named, of those that are missing."""
 _CAST = "-bf16"
 """Ends the folder that the config of a model published in FP8 names, behind the name of its source."""
 
 
 def needs(topology: Topology, stated: Container[str] = ()) -> list[SlimeError]:
-    """What must be fetched, installed or started, in the order in which it stands in the config.
-
-    Args:
-        stated: the keys of the command line.
-    """
+    """What must be fetched, installed or started, in the order in which it stands in the config; `stated`: the keys of
+    the command line."""
     cfg = topology.config
     sections: dict[str, DataConfig | EvalConfig | SetConfig] = {"data": cfg.data, **cfg.data.named()}
     sections |= {"eval": cfg.eval, **cfg.eval.named()}
     rows = [need for home, section in sections.items() for need in _rows(home, section, stated)]
     hosts = [*_hosts(cfg.cluster), *_interface(cfg.cluster)]
-    return [*_model(cfg.model, stated), *weight_needs(topology), *rows, *hosts, *_packages(topology), *_apart(cfg)]
+    return [*_model(cfg.model, stated), *weight_needs(topology), *rows, *hosts, *_packages(topology), *_apart(topology)]
 
 
 def is_awaited(path: str | None, source: str | None) -> bool:
@@ -98,7 +95,7 @@ def _rows(home: str, section: DataConfig | EvalConfig | SetConfig, stated: Conta
 
 
 def absent_set(name: str) -> SlimeError:
-    """Of a path that reads as a data set's name on the Hugging Face hub."""
+    """The error of a path that reads as a data set's name on the Hugging Face hub."""
     todo = f"A data set of the Hugging Face hub is fetched first: run '{fetch(name, name, 'dataset')}', and name its"
     return SlimeError(f"there is no '{name}'", todo=f"{todo} file or folder.")
 
@@ -114,7 +111,7 @@ def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
 
 
 def _interface(cluster: ClusterConfig) -> Iterator[SlimeError]:
-    """Of the only host, which is this one; others are asked when they join."""
+    """Network interfaces of the only host, which is this one; others are asked when they join."""
     if cluster.socket_interface is None or cluster.num_nodes > 1 or cluster.hostfile or cluster.ray_address:
         return
     known = [name for _, name in socket.if_nameindex()]
@@ -125,7 +122,7 @@ def _interface(cluster: ClusterConfig) -> Iterator[SlimeError]:
 
 
 def _packages(topology: Topology) -> Iterator[SlimeError]:
-    """On this host; others are asked when their engines start."""
+    """Packages of this host; others are asked when their engines start."""
     device, backend = topology.cluster.device, topology.config.rollout.backend
     lacking = sorted(_asked(absent(device.value), backend), key=lambda name: (name not in made_for(), name))
     if lacking:
@@ -141,25 +138,25 @@ def _packages(topology: Topology) -> Iterator[SlimeError]:
 
 
 def _asked(distributions: Iterable[str], backend: str) -> list[str]:
-    """Those that are not of the default server, where another one is chosen."""
+    """The distributions without those of the default server, where another one is chosen."""
     return [name for name in distributions if backend in name or RolloutConfig.backend not in name]
 
 
-def _apart(cfg: SlimeConfig) -> Iterator[SlimeError]:
+def _apart(topology: Topology) -> Iterator[SlimeError]:
     """Distributions of their own, which the keys of some runs ask for."""
-    sets = [*cfg.data.sets.values(), *cfg.eval.sets.values()]
-    chosen = {cfg.rollout.program.name, *(own.program for own in sets if own.program)}
-    if chosen != {ProgramConfig.name} and not plugins.load().conversations.names():
-        what = f"every program but '{ProgramConfig.name}' needs slime-agents, which is not installed"
-        yield SlimeError(what, where="rollout.program", todo=how_to_get("conversation/chat-template"))
-
-    if cfg.rollout.max_staleness and not plugins.load().rollouts.names():
-        what = "generating for steps to come needs slime-filters, which is not installed"
-        yield SlimeError(what, where="rollout.max_staleness", todo=how_to_get("rollout/ahead"))
-
-    if cfg.observe.routing and "routing-gap" not in plugins.load().explanations.names():
-        what = "what engines record is read by slime-megatron, which is not installed"
-        yield SlimeError(what, where="observe.routing", todo=how_to_get("explanation/routing-gap"))
+    cfg, installed = topology.config, plugins.load()
+    programs = [each.program for each in (*cfg.data.sets.values(), *cfg.eval.sets.values()) if each.program]
+    other = {cfg.rollout.program.name, *programs} != {ProgramConfig.name} and not installed.conversations.names()
+    ahead = cfg.rollout.max_staleness and not installed.rollouts.names()
+    routing = cfg.observe.routing and "routing-gap" not in installed.explanations.names()
+    simple = f"every program but '{ProgramConfig.name}' needs slime-agents"
+    for lacks, what, where, wanted in (
+        (other, simple, "rollout.program", "conversation/chat-template"),
+        (ahead, "generating for steps to come needs slime-filters", "rollout.max_staleness", "rollout/ahead"),
+        (routing, "what engines record is read by slime-megatron", "observe.routing", "explanation/routing-gap"),
+    ):
+        if lacks:
+            yield SlimeError(f"{what}, which is not installed", where=where, todo=how_to_get(wanted))
 
 
 def _version(distribution: str, wanted: str) -> Iterator[SlimeError]:

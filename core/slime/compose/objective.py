@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from slime.algo.stages import estimator_of, made_by, objective_of, shared_with
@@ -16,19 +16,16 @@ from slime.types import ADVANTAGES, IS_CURRENT, PREFERENCE, ROLLOUT_LOGPROBS
 
 COLUMNS = {TrainsOn.rollouts: (ADVANTAGES, ROLLOUT_LOGPROBS, IS_CURRENT), TrainsOn.demonstrations: ()}
 COLUMNS |= {TrainsOn.pairs: (PREFERENCE,)}
-"""Those that come with the samples of a run."""
+"""Columns that come with the samples of a run."""
 
 
 def objective_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeError]:
     """Whether it is installed, takes its options, and reads columns that somebody makes."""
-    if faults := list(_faults(algo, plugins, plugins.objectives, "algorithm", "algo.name", "algo.options")):
+    chosen = "algorithm", "algo.name", "algo.options"
+    if faults := list(_faults(algo, plugins, plugins.objectives, objective_of, *chosen)):
         yield from faults
         return
-    try:
-        objective = objective_of(algo)
-    except SlimeError as problem:
-        yield problem
-        return
+    objective = objective_of(algo)
     told = plugins.registries["recording"].names() if objective.trains_on is TrainsOn.rollouts else ()
     known = (*COLUMNS[objective.trains_on], *made_by(objective), *told)
     for column in objective.needs:
@@ -41,19 +38,19 @@ def objective_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeErro
 def estimator_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeError]:
     """Whether it is installed and takes its options."""
     chosen = "estimator", "algo.advantage", "algo.advantage_options"
-    if faults := list(_faults(algo, plugins, plugins.estimators, *chosen)):
-        yield from faults
-        return
-    try:
-        estimator_of(algo)
-    except SlimeError as problem:
-        yield problem
+    return _faults(algo, plugins, plugins.estimators, estimator_of, *chosen)
 
 
 def _faults(
-    algo: AlgoConfig, plugins: Plugins, registry: Registry[Any], kind: str, key: str, home: str
+    algo: AlgoConfig,
+    plugins: Plugins,
+    registry: Registry[Any],
+    make: Callable[[AlgoConfig], object],
+    kind: str,
+    key: str,
+    home: str,
 ) -> Iterator[SlimeError]:
-    """Whether what `key` names is installed and takes the options that stand under `home`."""
+    """Whether what `key` names is installed, takes the options that stand under `home`, and can be made with them."""
     name, options = (getattr(algo, each.removeprefix("algo.")) for each in (key, home))
     try:
         item = registry.get(name)
@@ -64,4 +61,11 @@ def _faults(
     if both := sorted(shared.keys() & options.keys()):
         yield SlimeError("is a key of algo itself", where=f"{home}.{both[0]}", todo=f"Set algo.{both[0]} instead.")
         return
-    yield from check_options(item, options, plugins.schemas.get(f"{item.kind}/{item.name}"), home, shared)
+    schema = plugins.schemas.get(f"{item.kind}/{item.name}")
+    if faults := list(check_options(item, options, schema, home, shared)):
+        yield from faults
+        return
+    try:
+        make(algo)
+    except SlimeError as problem:
+        yield problem

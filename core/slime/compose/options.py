@@ -20,12 +20,12 @@ from slime.registry import Contribution
 def check_options(
     item: Contribution, options: Mapping[str, Any], schema: type | None, home: str, elsewhere: Collection[str] = ()
 ) -> Iterator[SlimeError]:
-    """What is wrong with the options of one contribution, which stand under the key `home`.
-
-    Args:
-        elsewhere: fields of the schema that are keys of their own.
-    """
-    names, required = _of_schema(schema, elsewhere) if schema else _of_factory(item)
+    """What is wrong with the options of one contribution, which stand under the key `home`; `elsewhere`: fields of the
+    schema that are keys of their own."""
+    names, required = _of_factory(item)
+    if schema:
+        names = {field.name for field in _fields(schema)} - {*elsewhere}
+        required = names - defaults_of(schema).keys()
     for name in options:
         if names is not None and name not in names:
             todo = did_you_mean(name, names) if names else "Remove it: it takes no options."
@@ -51,13 +51,8 @@ def defaults_of(schema: type | None) -> dict[str, Any]:
 
 
 def _fields(schema: type | None) -> list[dataclasses.Field[Any]]:
-    """Those of the constructor."""
+    """The fields of the constructor."""
     return [field for field in dataclasses.fields(schema) if field.init] if schema else []
-
-
-def _of_schema(schema: type, elsewhere: Collection[str]) -> tuple[set[str], set[str]]:
-    names = {field.name for field in _fields(schema)} - {*elsewhere}
-    return names, names - defaults_of(schema).keys()
 
 
 def _of_factory(item: Contribution) -> tuple[set[str] | None, set[str]]:

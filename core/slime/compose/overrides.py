@@ -167,7 +167,7 @@ def _unknown_key(key: str) -> SlimeError:
 
 
 def _shorthand(key: str) -> str:
-    """Of a mistyped one of `SHORT`, which no schema has."""
+    """A way out of a mistyped one of `SHORT`, which no schema has."""
     section, _, last = key.rpartition(".")
     near = nearest(last, [name for home, _, name in (each.rpartition(".") for each in SHORT) if home == section])
     return f"Did you mean '{section}.{near}'?" if near else ""
@@ -189,7 +189,6 @@ def add_choices_of_model(line: CommandLine, groups: Groups) -> None:
 
 
 def choose(line: CommandLine, group: str, option: str, groups: Groups) -> None:
-    """Choose for the user, who has not."""
     groups.require(group, option)
     line.choices[group] = option
     line.files.append(f"{group}={option}")

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from slime.algo.stages import run_stages
 from slime.compose.derive import required_megatron
+from slime.compose.engine_rules import renewal_problems
 from slime.config.gpus import gpu_of
 from slime.config.keys import value_of
 from slime.config.megatron_fields import ACCEPTED, OF_THE_MODEL
-from slime.config.schema import ClusterConfig, RolloutConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, RolloutConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.layout import Grid, divisors, listed, split_layers, trains_experts
 from slime.models.bridge import HfConfig, ModelBridge, PlanBridge
 from slime.models.mapping import WeightMapping
 from slime.topology.engine_checks import engine_check_problems
-from slime.topology.engines import EngineGroup
-from slime.topology.server_fields import DEEPEP_RANKS, drafts_with_own_layer
+from slime.topology.server_fields import DEEPEP_RANKS
 from slime.topology.topology import Topology
 
 MEGATRON = "train.megatron"
@@ -34,24 +34,21 @@ MEGATRON = "train.megatron"
 def layout_problems(
     topology: Topology, architecture: Mapping[str, Any], mapping: WeightMapping
 ) -> Iterator[SlimeError]:
-    """Rules about ranks and layers.
-
-    Args:
-        architecture: keywords of Megatron's TransformerConfig that the model's bridge gives.
-        mapping: the table of its weights, from the bridge too.
-    """
+    """Rules about ranks and layers. `architecture`: keywords of Megatron's TransformerConfig that the bridge gives."""
     cfg, grid = topology.config, topology.grid
     model = {"bf16": cfg.cluster.on_gpus, **architecture, **cfg.train.megatron}
-    yield from _required(cfg.train.megatron)
-    yield from _needed(cfg, model)
+    for key, value in required_megatron(cfg.train.megatron).items():
+        if (given := cfg.train.megatron[key]) != value:
+            todo = f"Remove it, or set {MEGATRON}.{key}={str(value).lower()}."
+            yield SlimeError(f"is {given}, but this layout needs {value}", where=f"{MEGATRON}.{key}", todo=todo)
+    yield from _needed(topology, model)
     yield from _recomputed(model)
     yield from _heads(model, grid)
     yield from _experts(model, grid)
     yield from _flex(cfg.cluster, model, grid)
     yield from _stages(model, grid)
     drafts = any(rule.drafts for rule in mapping.rules)
-    yield from _speculation(topology.groups, cfg.model.path, drafts=drafts)
-    yield from _expert_order(topology.groups)
+    yield from renewal_problems(topology, drafts=drafts)
     yield from _prediction(cfg.train.mtp_loss_scale, model, drafts=drafts)
     yield from engine_check_problems(topology, model, mapping.blocks)
 
@@ -64,33 +61,24 @@ def family_problems(bridge: ModelBridge, hf: HfConfig, megatron: Mapping[str, An
             yield SlimeError(sentence.rstrip("."), where=where, todo=todo)
 
 
-def _required(megatron: dict[str, Any]) -> Iterator[SlimeError]:
-    for key, value in required_megatron(megatron).items():
-        if megatron[key] != value:
-            todo = f"Remove it, or set {MEGATRON}.{key}={str(value).lower()}."
-            yield SlimeError(f"is {megatron[key]}, but this layout needs {value}", where=f"{MEGATRON}.{key}", todo=todo)
-
-
-def _needed(cfg: SlimeConfig, model: Mapping[str, Any]) -> Iterator[SlimeError]:
+def _needed(topology: Topology, model: Mapping[str, Any]) -> Iterator[SlimeError]:
     """Fields that ask for something without what they need for it: of several conditions, the first is named."""
 
     def value_in(key: str) -> Any:
-        section, _, name = key.rpartition(".")
-        holder = model if section == MEGATRON else value_of(cfg, section)
-        return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name)
+        return value_of(topology.config, key) if "." in key else model.get(key)
 
     for section, fields in ACCEPTED.items():
-        for key, value in value_of(cfg, section).items():
+        for key, value in value_of(topology.config, section).items():
             field = fields.get(key)
             needs = field.needs.split() if field and field.asks(value) else ()
             if missing := next((need for need in needs if not _holds(need, value_in)), None):
-                words = OF_THE_MODEL.get(missing, missing.replace("!=", " other than ").replace(">", " above "))
+                full = missing if "." in missing else f"{MEGATRON}.{missing}"
+                words = OF_THE_MODEL.get(missing, full.replace("!=", " other than ").replace(">", " above "))
                 todo = "Remove it." if missing in OF_THE_MODEL else "Set that too, or remove this."
                 yield SlimeError(f"does nothing without {words}", where=f"{section}.{key}", todo=todo)
 
 
 def _holds(need: str, value_in: Callable[[str], Any]) -> bool:
-    """Whether a condition of `Accepted.needs` holds."""
     key, sign, wanted = re.split("(!=|=|>|$)", need, maxsplit=1)
     value = value_in(key)
     if sign == ">":
@@ -100,7 +88,6 @@ def _holds(need: str, value_in: Callable[[str], Any]) -> bool:
 
 
 def _recomputed(model: Mapping[str, Any]) -> Iterator[SlimeError]:
-    """Whether the model has the parts that are to be computed again."""
     has = {
         "mla_up_proj": model.get("multi_latent_attention"),
         "moe": model.get("num_moe_experts"),
@@ -134,11 +121,9 @@ def _experts(model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
         what = f"{experts} experts cannot be divided by {grid.ep}"
         yield SlimeError(what, where=where, todo=f"Choose a divisor of {experts}.")
     if not trains_experts(grid.tp, grid.ep, grid.etp):
-        yield SlimeError(
-            f"is {grid.etp}, which needs an expert parallel size of at least {grid.tp}, got {grid.ep}",
-            where=f"{MEGATRON}.expert_tensor_parallel_size",
-            todo=f"Set it to {grid.tp}, or {where} to {grid.tp} or more.",
-        )
+        what = f"is {grid.etp}, which needs an expert parallel size of at least {grid.tp}, got {grid.ep}"
+        todo = f"Set it to {grid.tp}, or {where} to {grid.tp} or more."
+        yield SlimeError(what, where=f"{MEGATRON}.expert_tensor_parallel_size", todo=todo)
 
 
 def _flex(cluster: ClusterConfig, model: Mapping[str, Any], grid: Grid) -> Iterator[SlimeError]:
@@ -179,30 +164,9 @@ def _prediction(loss_scale: float | None, model: Mapping[str, Any], *, drafts: b
         yield SlimeError(what, where=f"{MEGATRON}.pipeline_model_parallel_layout", todo="Write it like 'Ett|ttmL'.")
 
 
-def _speculation(groups: Iterable[EngineGroup], path: str, *, drafts: bool) -> Iterator[SlimeError]:
-    """Whether what the engines draft with is what is published to them."""
-    for group in groups:
-        draft = group.sglang.get("speculative_draft_model_path")
-        if draft is not None and draft != path:
-            what, where = "names another model, but publishing renews the trained one only", "draft_model_path"
-        elif drafts_with_own_layer(group.sglang) and not drafts:
-            what, where = "needs a multi-token prediction layer, which this model does not have", "algorithm"
-        else:
-            continue
-        yield SlimeError(what, where=group.home_of(f"speculative_{where}"), todo="Remove it.")
-
-
-def _expert_order(groups: Iterable[EngineGroup]) -> Iterator[SlimeError]:
-    """SGLang reorders experts for these kernels when it starts, not when it loads a new version."""
-    for group in groups:
-        for key in ("moe_runner_backend", "speculative_moe_runner_backend"):
-            if str(group.sglang.get(key)).startswith("flashinfer_trtllm"):
-                what = "reorders experts at start-up only, so weights published later would be in the wrong order"
-                yield SlimeError(what, where=group.home_of(key), todo="Use triton.")
-
-
-def batch_problems(cfg: SlimeConfig, grid: Grid) -> Iterator[SlimeError]:
+def batch_problems(topology: Topology) -> Iterator[SlimeError]:
     """Whether every sampled sequence fits a micro-batch and every rank gets samples."""
+    cfg, grid = topology.config, topology.grid
     if not run_stages(cfg).reinforces:  # demonstrations are checked as they are read
         return
     longest = longest_of(cfg.rollout, cfg.rollout.sampling)

@@ -12,7 +12,7 @@ from typing import Any
 from slime.config.keys import may_change, own_keys
 
 MAX_LETTERS = 48
-"""Of all keys together: a file system allows 255, and a name is read in tables."""
+"""Letters of all keys together: a file system allows 255, and a name is read in tables."""
 NAMED_BY = ("model", "cluster")
 """Groups whose option is in every default name."""
 LEARNING = (

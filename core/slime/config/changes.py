@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from slime.config.keys import value_of
 from slime.config.schema import SlimeConfig
 
 FOLLOWING = ("sequence_parallel", "cp_comm_type", "overlap_p2p_comm", "batch_p2p_comm")
@@ -20,17 +21,18 @@ def changed(cfg: SlimeConfig, changes: Changes) -> SlimeConfig:
     found = copy.deepcopy(cfg)
     for key in FOLLOWING:
         found.train.megatron.pop(key, None)
-    for key, value in changes.items():
-        *path, name = key.split(".")
-        holder: Any = found
-        for part in path:
-            holder = holder[part] if isinstance(holder, dict) else getattr(holder, part)
-        holder.__setitem__(name, value) if isinstance(holder, dict) else setattr(holder, name, value)
+    set_values(found, changes)
     return found
 
 
+def set_values(cfg: SlimeConfig, changes: Changes) -> None:
+    for key, value in changes.items():
+        home, _, name = key.rpartition(".")
+        holder = value_of(cfg, home)
+        holder.__setitem__(name, value) if isinstance(holder, dict) else setattr(holder, name, value)
+
+
 def in_words(changes: Changes) -> list[str]:
-    """As they are typed."""
     return [f"{key}={_in_yaml(value)}" for key, value in changes.items()]
 
 

@@ -10,13 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bound:
-    """A number must be at least `least` (above it, if `strict`) and at most `most`.
-
-    The upper ends are far above what anybody runs. They keep `slime plan` from counting to a mistyped number.
-
-    Attributes:
-        besides: one more value that it may be, with what that means.
-    """
+    """A number must be at least `least` (above it, if `strict`) and at most `most`, or the value of `besides`, which
+    says what that means. Upper ends are far above what anybody runs: `slime plan` counts to no mistyped number."""
 
     least: float
     most: float

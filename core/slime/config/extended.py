@@ -32,7 +32,6 @@ def add_keys(kind: str, schemas: Mapping[str, type]) -> None:
 
 
 def schemas_of(kind: str) -> Mapping[str, type]:
-    """What `add_keys` was given last."""
     return _schemas[kind]
 
 

@@ -45,7 +45,6 @@ class Gpu:
 
     @property
     def link_gb_s(self) -> float:
-        """To another GPU of the host."""
         return self.nvlink_gb_s or self.host_gb_s
 
     @property
@@ -60,7 +59,6 @@ HOW_TO_NAME = f"Set {GPU} to a name of the table in docs/gpus.md, or describe th
 
 @functools.cache
 def table() -> Mapping[str, Mapping[str, Any]]:
-    """The rows by name."""
     return tomllib.loads(Path(__file__).with_name("gpus.toml").read_text())
 
 

@@ -42,11 +42,9 @@ def read_hf_config(path: str, num_layers: int | None = None) -> dict[str, Any]:
     """
     file = resolve(path) / "config.json"
     hf = _parse(file)
-    for key in ("model_type", NUM_LAYERS):
-        if key not in hf:
-            raise SlimeError(
-                f"'{key}' is missing", where=str(file), todo="Use the config.json of a decoder-only model."
-            )
+    if missing := [key for key in ("model_type", NUM_LAYERS) if key not in hf]:
+        todo = "Use the config.json of a decoder-only model."
+        raise SlimeError(f"'{missing[0]}' is missing", where=str(file), todo=todo)
     layers = hf[NUM_LAYERS]
     if type(layers) is not int or not 1 <= layers <= MAX_LAYERS:
         wrong_layers = WrongField(NUM_LAYERS, f"a number from 1 to {MAX_LAYERS:,}", layers)
@@ -80,11 +78,8 @@ def trunk_architectures(hf: Mapping[str, Any]) -> list[str]:
 
 def _parse(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise SlimeError(
-            "there is no config.json",
-            where=str(file.parent),
-            todo="Name a folder that has the model's config.json, as Hugging Face's have.",
-        )
+        todo = "Name a folder that has the model's config.json, as Hugging Face's have."
+        raise SlimeError("there is no config.json", where=str(file.parent), todo=todo)
     try:
         hf = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -97,16 +92,11 @@ def _parse(file: Path) -> dict[str, Any]:
 def _cut(hf: dict[str, Any], num_layers: int, file: Path) -> dict[str, Any]:
     full = hf[NUM_LAYERS]
     if num_layers > full:
-        raise SlimeError(
-            f"model.num_layers is {num_layers}, but the model has {full} layers",
-            where=str(file),
-            todo=f"Choose at most {full}, or leave model.num_layers empty.",
-        )
-    cut = {key: value[:num_layers] if _per_layer(value, full) else value for key, value in hf.items()}
+        what = f"model.num_layers is {num_layers}, but the model has {full} layers"
+        todo = f"Choose at most {full}, or leave model.num_layers empty."
+        raise SlimeError(what, where=str(file), todo=todo)
+    per_layer = {key: value for key, value in hf.items() if isinstance(value, list) and len(value) == full}
+    cut = hf | {key: value[:num_layers] for key, value in per_layer.items()}
     if num_layers < full and hf.get(NUM_NEXTN_LAYERS):
         cut[NUM_NEXTN_LAYERS] = 0
     return {**cut, NUM_LAYERS: num_layers}
-
-
-def _per_layer(value: Any, num_layers: int) -> bool:
-    return isinstance(value, list) and len(value) == num_layers

@@ -1,4 +1,4 @@
-"""Of which kind a value of a Hugging Face `config.json` is, and of which kind are those that are alike in all families.
+"""Kinds of the values of a Hugging Face `config.json`, and the fields that are alike in all families.
 
 A kind is written as in the tables of families (`slime.models.published`): `Size`, `Size | None`.
 """
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 MAX_COUNT = 10**9
-"""Of any size of a model, so that nothing is counted up to a mistyped one."""
+"""The most of any size of a model, so that nothing is counted up to a mistyped one."""
 _MAX_NUMBER = 1e30
 
 
@@ -39,7 +39,6 @@ def wrong_fields(hf: Mapping[str, Any], kinds: Mapping[str, str] | None = None) 
 
 
 def are_token_ids(value: object) -> bool:
-    """Whether it is a token id, a list of them, or none."""
     ids = value if isinstance(value, list) else [value]
     return value is None or all(_is_count(each) for each in ids)
 
@@ -92,4 +91,4 @@ _OF_ANY_MODEL: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys((*_OF_ROTARY, "quantization_config", "id2label"), "Object | None"),
     }
 )
-"""Of models whose family is not known, too, such as one that only an engine has."""
+"""Fields of models whose family is not known, too, such as one that only an engine has."""

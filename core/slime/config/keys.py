@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from slime.config import algorithm, chosen, cluster, observe, schema, weights
+from slime.config import algorithm, cluster, schema, weights
 from slime.config.declare import Bound, declared
 from slime.config.extended import SECTIONS, extended, schemas_of
 from slime.errors import nearest
@@ -82,24 +82,20 @@ def added_keys(kind: str) -> dict[str, list[str]]:
 
 
 def value_of(cfg: schema.SlimeConfig, key: str) -> Any:
-    """The value of a dotted key."""
+    """The value of a dotted key; None of one that a dictionary has not."""
     section: Any = cfg
     for part in key.split("."):
-        section = section[part] if isinstance(section, dict) else getattr(section, part)
+        section = section.get(part) if isinstance(section, dict) else getattr(section, part)
     return section
 
 
-def may_change() -> Iterator[str]:
+def may_change(section: type = schema.SlimeConfig, prefix: str = "") -> Iterator[str]:
     """Keys, and patterns of keys, that a resumed run may change (`slime.config.declare.key` says why)."""
-    return _free(schema.SlimeConfig, "")
-
-
-def _free(section: type, prefix: str) -> Iterator[str]:
     hints = typing.get_type_hints(section)
     for field in fields(section):
         name, free = f"{prefix}{field.name}", declared(field).may_change
         if is_dataclass(hints[field.name]):
-            yield from [f"{name}.*"] if free else _free(hints[field.name], f"{name}.")
+            yield from [f"{name}.*"] if free else may_change(hints[field.name], f"{name}.")
         elif isinstance(free, str):
             yield from (f"{name}.{pattern}" for pattern in free.split())
         elif free:
@@ -150,21 +146,15 @@ def type_in_words(hint: Any) -> str:
 def _field_docs(sections: Sequence[type]) -> dict[tuple[str, str], str]:
     """(dataclass, field) -> the docstring under the field, in one line."""
     docs = {}
-    own = (schema, algorithm, chosen, cluster, weights, observe)
     bases = (base for section in sections for base in section.__mro__ if is_dataclass(base))
-    theirs = {sys.modules[base.__module__] for base in bases}
-    modules = [*own, *(theirs - {*own})]
+    modules = {schema, algorithm, cluster, weights, *(sys.modules[base.__module__] for base in bases)}
     for section in (node for module in modules for node in ast.parse(inspect.getsource(module)).body):
         if isinstance(section, ast.ClassDef):
             for before, after in zip(section.body, section.body[1:], strict=False):
-                if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and _is_docstring(after):
-                    text = ast.literal_eval(after.value)  # type: ignore[attr-defined]
-                    docs[section.name, before.target.id] = " ".join(text.split())
+                match before, after:
+                    case ast.AnnAssign(target=ast.Name(field)), ast.Expr(ast.Constant(str(text))):
+                        docs[section.name, field] = " ".join(text.split())
     return docs
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def open_section(name: str) -> str | None:

@@ -25,7 +25,7 @@ class Accepted:
         least, above, below: bounds of a number: at least, above, below.
         only: its values; of a list, those of its items.
         needs: conditions, separated by blanks, without which it does nothing or does not work: a key that is set,
-            "key=value", "key!=value" or "key>number". Keys of `train.megatron` may come from the model.
+            "key=value", "key!=value" or "key>number". One without a section is of `train.megatron`, or of the model.
         neutral: the value, besides null, false and 0, that asks for nothing.
     """
 
@@ -70,10 +70,10 @@ def _in_yaml(value: Any) -> str:
 
 
 _SIZE: dict[str, Any] = {"least": 1, "below": 1e5}
-_STAGES: dict[str, Any] = {**_SIZE, "needs": "train.megatron.pipeline_model_parallel_size>1"}
-_EXPERTS = "train.megatron.num_moe_experts"
-_FULL = "train.megatron.recompute_granularity=full"
-_FLEX = "train.megatron.moe_token_dispatcher_type=flex"
+_STAGES: dict[str, Any] = {**_SIZE, "needs": "pipeline_model_parallel_size>1"}
+_EXPERTS = "num_moe_experts"
+_FULL = "recompute_granularity=full"
+_FLEX = "moe_token_dispatcher_type=flex"
 _OFFLOAD = "train.optimizer.optimizer_cpu_offload"
 _OVERLAP = "train.ddp.overlap_grad_reduce"
 _FIXED: dict[str, Any] = {"numbers": False}
@@ -91,22 +91,15 @@ ACCEPTED: Mapping[str, Mapping[str, Accepted]] = {
         "pipeline_model_parallel_layout": Accepted("layers of every stage", needs=_STAGES["needs"]),
         "account_for_embedding_in_pipeline_split": Accepted("a layer less on the first stage", needs=_STAGES["needs"]),
         "account_for_loss_in_pipeline_split": Accepted("a layer less on the last stage", needs=_STAGES["needs"]),
-        "sequence_parallel": Accepted(
-            "comes with tensor parallelism", **_FIXED, needs="train.megatron.tensor_model_parallel_size>1"
-        ),
-        "cp_comm_type": Accepted(
-            "comes with context parallelism", **_FIXED, needs="train.megatron.context_parallel_size>1"
-        ),
+        "sequence_parallel": Accepted("comes with tensor parallelism", **_FIXED, needs="tensor_model_parallel_size>1"),
+        "cp_comm_type": Accepted("comes with context parallelism", **_FIXED, needs="context_parallel_size>1"),
         "overlap_p2p_comm": Accepted(
-            "comes with several parts a pipeline rank",
-            **_FIXED,
-            needs="train.megatron.virtual_pipeline_model_parallel_size>1",
+            "comes with several parts a pipeline rank", **_FIXED, needs="virtual_pipeline_model_parallel_size>1"
         ),
         "batch_p2p_comm": Accepted("comes with several parts a pipeline rank", **_FIXED),
         "bf16": Accepted("weights and activations in bf16, masters and moments in fp32; false: all in fp32"),
         "disable_bf16_reduced_precision_matmul": Accepted(
-            "sums of bf16 products stay in fp32 where cuBLAS splits them",
-            needs="cluster.device=cuda train.megatron.bf16",
+            "sums of bf16 products stay in fp32 where cuBLAS splits them", needs="cluster.device=cuda bf16"
         ),
         "recompute_granularity": Accepted("full: whole layers are computed again; selective: parts of them"),
         "recompute_method": Accepted("which layers: uniform, all in groups; block, the first of a stage", needs=_FULL),
@@ -114,7 +107,7 @@ ACCEPTED: Mapping[str, Mapping[str, Accepted]] = {
         "recompute_modules": Accepted(
             "the parts that are computed again",
             only=("core_attn", "mla_up_proj", "mlp", "moe", "shared_experts"),
-            needs="train.megatron.recompute_granularity=selective",
+            needs="recompute_granularity=selective",
         ),
         "moe_token_dispatcher_type": Accepted(
             "speed: flex sends tokens to experts by DeepEP", **_FIXED, needs=_EXPERTS, neutral="alltoall"
@@ -122,27 +115,25 @@ ACCEPTED: Mapping[str, Mapping[str, Accepted]] = {
         "moe_flex_dispatcher_backend": Accepted("speed", **_FIXED, only=("deepep",), needs=_FLEX),
         "moe_deepep_num_sms": Accepted("speed: the multiprocessors DeepEP takes", **_FIXED, **_SIZE, needs=_FLEX),
         "moe_grouped_gemm": Accepted(
-            "one product for all experts of a rank, or one for each", needs=f"{_EXPERTS} train.megatron.bf16"
+            "one product for all experts of a rank, or one for each", needs=f"{_EXPERTS} bf16"
         ),
         "moe_router_load_balancing_type": Accepted(
             "aux_loss: routers learn balance, by `moe_aux_loss_coeff`",
             only=("none", "aux_loss"),
-            needs=f"{_EXPERTS} train.megatron.moe_aux_loss_coeff",
+            needs=f"{_EXPERTS} moe_aux_loss_coeff",
             neutral="none",
         ),
         "moe_aux_loss_coeff": Accepted(
             "weight of the load balancing loss (Switch, per micro-batch)",
             least=0,
-            needs=f"{_EXPERTS} train.megatron.moe_router_load_balancing_type=aux_loss",
+            needs=f"{_EXPERTS} moe_router_load_balancing_type=aux_loss",
         ),
         "moe_z_loss_coeff": Accepted("weight of the routers' z-loss (ST-MoE)", least=0, needs=_EXPERTS),
         "moe_router_bias_update_rate": Accepted(
-            "how far a step moves the correction bias of each expert",
-            least=0,
-            needs="train.megatron.moe_router_enable_expert_bias",
+            "how far a step moves the correction bias of each expert", least=0, needs="moe_router_enable_expert_bias"
         ),
         "dsa_indexer_loss_coeff": Accepted(
-            "weight of the indexers' loss, which alone trains them", least=0, needs="train.megatron.dsa_indexer_layers"
+            "weight of the indexers' loss, which alone trains them", least=0, needs="dsa_indexer_layers"
         ),
         "init_method_std": Accepted("standard deviation of random weights", above=0, needs="model.init=random"),
     },
@@ -158,7 +149,7 @@ ACCEPTED: Mapping[str, Mapping[str, Accepted]] = {
         "clip_grad": Accepted("norm that all gradients together are scaled down to; 0: never", least=0),
         "optimizer_cpu_offload": Accepted(
             "moments and master weights in host memory, where Adam runs",
-            needs="cluster.device=cuda train.megatron.bf16 train.optimizer.use_precision_aware_optimizer!=false",
+            needs="cluster.device=cuda bf16 train.optimizer.use_precision_aware_optimizer!=false",
         ),
         "use_precision_aware_optimizer": Accepted("comes with `optimizer_cpu_offload`", **_FIXED, needs=_OFFLOAD),
         "optimizer_offload_fraction": Accepted("all of it or nothing", **_FIXED, only=(1.0,), needs=_OFFLOAD),
@@ -175,12 +166,13 @@ ACCEPTED: Mapping[str, Mapping[str, Accepted]] = {
 """Section -> field -> what it does. `_FIXED` ones change no number: they name what slime does anyway, or are speed."""
 
 OF_THE_MODEL: Mapping[str, str] = {
-    "train.megatron.num_moe_experts": "a model with experts",
-    "train.megatron.moe_router_enable_expert_bias": "a model whose routers have a correction bias",
-    "train.megatron.dsa_indexer_layers": "a model with sparse attention",
+    "num_moe_experts": "a model with experts",
+    "moe_router_enable_expert_bias": "a model whose routers have a correction bias",
+    "dsa_indexer_layers": "a model with sparse attention",
 }
 """What accepted fields need of the model, in words."""
 
+_INSTALLED = "finalize_model_grads_func grad_scale_func no_sync_func grad_sync_func param_sync_func timers"
 SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
     "train.megatron": {
         "variable_seq_lengths": "sequences are always packed",
@@ -192,12 +184,7 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
         "use_cpu_initialization": "it follows `cluster.device`",
         "perform_initialization": "Megatron-core marks what is tensor parallel while it initialises",
         "gradient_accumulation_fusion": "on GPUs weight gradients go straight into fp32 buffers",
-        "finalize_model_grads_func": "the trainer installs it",
-        "grad_scale_func": "the trainer installs it",
-        "no_sync_func": "the trainer installs it",
-        "grad_sync_func": "the trainer installs it",
-        "param_sync_func": "the trainer installs it",
-        "timers": "the trainer installs it",
+        **dict.fromkeys(_INSTALLED.split(), "the trainer installs it"),
     },
     "train.optimizer": {
         "bf16": "it follows `train.megatron.bf16`",
@@ -243,8 +230,5 @@ UNSUPPORTED: Mapping[str, str] = {
 
 def reason_against(field: str) -> str:
     """Why a field that is not accepted is refused; empty if nobody wrote it down."""
-    return next((reason for reason, names in UNSUPPORTED.items() if _matches(field, names)), "")
-
-
-def _matches(field: str, patterns: str) -> bool:
-    return any(fnmatch(field, pattern) for pattern in patterns.split())
+    refused = ((pattern, reason) for reason, patterns in UNSUPPORTED.items() for pattern in patterns.split())
+    return next((reason for pattern, reason in refused if fnmatch(field, pattern)), "")

@@ -40,26 +40,16 @@ SOURCES: Mapping[str, tuple[str, Sequence[tuple[str, str]]]] = {
 
 DISTRIBUTION = {"megatron": "megatron-core", "sglang": "sglang"}
 
-_BY_LAUNCHER = "slime sets it for every engine it starts"
-_BY_KEY = "engines take requests from their run alone, by a key that slime makes"
-_BY_MODEL = "it comes from `model.path`"
+_ADDRESSES = "host port nccl_port dist_init_addr nnodes node_rank base_gpu_id gpu_id_step disaggregation_bootstrap_port"
 SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
     **megatron_fields.SET_BY_SLIME,
     "rollout.sglang": {
-        "model_path": _BY_MODEL,
+        "model_path": "it comes from `model.path`",
         "tokenizer_path": "it comes from `model.tokenizer`",
         "load_format": "weights always arrive from the trainer",
         "skip_tokenizer_init": "slime sends and receives token ids",
-        "host": _BY_LAUNCHER,
-        "port": _BY_LAUNCHER,
-        "nccl_port": _BY_LAUNCHER,
-        "dist_init_addr": _BY_LAUNCHER,
-        "nnodes": _BY_LAUNCHER,
-        "node_rank": _BY_LAUNCHER,
-        "base_gpu_id": _BY_LAUNCHER,
-        "gpu_id_step": _BY_LAUNCHER,
-        "api_key": _BY_KEY,
-        "admin_api_key": _BY_KEY,
+        **dict.fromkeys(_ADDRESSES.split(), "slime sets it for every engine it starts"),
+        **dict.fromkeys(["api_key", "admin_api_key"], "engines take requests from their run alone, by slime's own key"),
         "tokenizer_worker_num": "SGLang asks for its key only where there is one",
         "grpc_port": "SGLang asks for no key there",
         "device": "it follows `cluster.device`",
@@ -68,7 +58,6 @@ SET_BY_SLIME: Mapping[str, Mapping[str, str]] = {
         "weight_version": "slime counts weight versions",
         "disaggregation_mode": "it is the engine group's `role`",
         "disaggregation_ib_device": "it is `cluster.ib_devices`",
-        "disaggregation_bootstrap_port": _BY_LAUNCHER,
     },
 }
 """Keys that slime fills in itself, with where their value comes from."""
@@ -84,13 +73,7 @@ words, the alternatives of `fits` where these are not the words, and the values 
 
 DTYPES = ("fp32", "bf16", "fp16")
 """Values of a `torch.dtype` field, by Megatron-LM's names (`slime_megatron.train.settings` turns them into dtypes)."""
-_SCALARS: Mapping[str, type | tuple[type, ...]] = {
-    "bool": bool,
-    "int": int,
-    "float": (int, float),
-    "str": str,
-    "null": type(None),
-}
+_SCALARS: Mapping[str, Any] = {"bool": bool, "int": int, "float": (int, float), "str": str, "null": type(None)}
 
 
 def fits(kind: Any, value: Any) -> bool:
@@ -143,7 +126,6 @@ def _table() -> dict[str, Any]:
 
 @functools.cache
 def fields_of(section: str) -> dict[str, ForeignField]:
-    """The fields that a pass-through section takes."""
     return {
         name: ForeignField(
             name,
@@ -161,11 +143,7 @@ def made_for() -> dict[str, str]:
 
 
 def check_section(section: str, values: Mapping[str, Any], home: str = "") -> Iterator[SlimeError]:
-    """What is wrong with the keys of one pass-through section.
-
-    Args:
-        home: the dotted key under which the values stand, if it is not `section`.
-    """
+    """What is wrong with the keys of one pass-through section, which stand under `home`, or else under `section`."""
     for key, value in values.items():
         where = f"{home or section}.{key}"
         if key in SET_BY_SLIME[section]:
@@ -204,11 +182,6 @@ def not_accepted(section: str, key: str, where: str) -> SlimeError:
     return SlimeError("is not supported: nothing in slime reads it", where=where, todo=todo)
 
 
-def check_all(sections: Mapping[str, Mapping[str, Any]]) -> Iterator[SlimeError]:
-    for section, values in sections.items():
-        yield from check_section(section, values)
-
-
 def homes_of(key: str) -> list[str]:
     """Dotted keys that a key without its section may be meant for: its name of today, or the sections that take it.
 
@@ -231,7 +204,6 @@ def meant(name: str) -> str:
 
 
 def settable(section: str) -> Set[str]:
-    """The fields of a pass-through section that a run may set."""
     return ACCEPTED[section].keys() if section in ACCEPTED else fields_of(section).keys() - SET_BY_SLIME[section].keys()
 
 

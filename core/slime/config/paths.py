@@ -24,7 +24,9 @@ def resolve(path: str) -> Path:
     found = _place(path)
     if not _is_there(found):
         hub = f" If it is an id of the Hugging Face hub, run '{fetch(path, path)}'." if is_hub_id(path) else ""
-        raise SlimeError(f"there is no '{path}'", where=_missing_part(found), todo=_neighbours(found) + hub)
+        missing = _first_missing(found)
+        where = "" if missing == found else f"folder {missing} is missing"
+        raise SlimeError(f"there is no '{path}'", where=where, todo=_neighbours(missing, found) + hub)
     return found
 
 
@@ -57,20 +59,16 @@ def resolve_rows(path: str) -> Path:
     """
     scheme, colon, _ = path.partition("://")
     if colon and not path.startswith(SCHEME):
-        return _by_plugin(scheme, path)
+        if scheme not in PROMPT_SETS:
+            todo = did_you_mean(scheme, ["pkg", *PROMPT_SETS])
+            raise SlimeError(f"no plugin is installed for '{scheme}://'", where=path, todo=todo)
+        return PROMPT_SETS[scheme](path)
     found = _place(path)
     if not glob.has_magic(path) or _is_there(found):
         return resolve(path)
     if not glob.glob(str(found), recursive=True):
         raise SlimeError(f"no file matches '{path}'", todo="Check the pattern.")
     return found
-
-
-def _by_plugin(scheme: str, address: str) -> Path:
-    if scheme not in PROMPT_SETS:
-        todo = did_you_mean(scheme, ["pkg", *PROMPT_SETS])
-        raise SlimeError(f"no plugin is installed for '{scheme}://'", where=address, todo=todo)
-    return PROMPT_SETS[scheme](address)
 
 
 def exists(path: str) -> bool:
@@ -102,17 +100,10 @@ def _in_package(path: str) -> Path:
 
 
 def _first_missing(path: Path) -> Path:
-    """The topmost part of a path that does not exist."""
     return next(part for part in [*reversed(path.parents), path] if not part.exists())
 
 
-def _missing_part(path: Path) -> str:
-    missing = _first_missing(path)
-    return "" if missing == path else f"folder {missing} is missing"
-
-
-def _neighbours(path: Path) -> str:
-    missing = _first_missing(path)
+def _neighbours(missing: Path, path: Path) -> str:
     names = sorted(entry.name for entry in missing.parent.iterdir() if not entry.name.startswith("."))
     if match := nearest(missing.name, names):
         return f"Did you mean '{match}'?"

@@ -44,7 +44,6 @@ FROM_CONFIG_JSON: Mapping[str, str] = {"rotary_base": "rope_theta"}
 
 
 def other_names() -> dict[str, str]:
-    """Each other name -> what is set here."""
     own = {key.name.replace(ANY_NAME, "default"): key.known_as for key in own_keys().values()}
     return {name: today for today, names in [*_FOREIGN.items(), *own.items()] for name in names.split()}
 

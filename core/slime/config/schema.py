@@ -26,23 +26,8 @@ from slime.config.choices import Placement as Placement
 from slime.config.choices import Repeated as Repeated
 from slime.config.choices import Resume as Resume
 from slime.config.choices import Role as Role
-from slime.config.chosen import BufferConfig as BufferConfig
-from slime.config.chosen import FilterConfig as FilterConfig
-from slime.config.chosen import RewardConfig as RewardConfig
 from slime.config.cluster import ClusterConfig as ClusterConfig
-from slime.config.declare import (
-    BATCH,
-    MAX_LAYERS,
-    PERIOD,
-    RATE,
-    SAMPLES,
-    STEPS,
-    TOKENS,
-    TOP_K,
-    Bound,
-    key,
-)
-from slime.config.observe import ObserveConfig as ObserveConfig
+from slime.config.declare import BATCH, MAX_LAYERS, PERIOD, RATE, SAMPLES, SHARE, STEPS, TOKENS, TOP_K, Bound, key
 from slime.config.rollout import EngineGroupConfig as EngineGroupConfig
 from slime.config.rollout import ProgramConfig as ProgramConfig
 from slime.config.rollout import RolloutConfig as RolloutConfig
@@ -179,7 +164,6 @@ class DataConfig:
     and a program of its own. Metrics of each are `rollout/<name>/...`, those of `path` `rollout/main/...`."""
 
     def named(self) -> dict[str, TrainSetConfig]:
-        """The named sets, by their keys."""
         return {f"data.sets.{name}": own for name, own in self.sets.items()}
 
 
@@ -200,19 +184,13 @@ class EvalSamplingConfig(SamplingConfig):
 
 
 @dataclass
-class EvalSetSamplingConfig(SamplingConfig):
+class EvalSetSamplingConfig(EvalSamplingConfig):
     temperature: float = key(II("eval.sampling.temperature"), Bound(0, 10))
-    """0 takes the most likely token always."""
     top_p: float = key(II("eval.sampling.top_p"), RATE)
-    """Top-p (nucleus) sampling; 1 samples from all tokens."""
     top_k: int = key(II("eval.sampling.top_k"), TOP_K)
-    """Keep the k most likely tokens; -1 keeps all."""
     max_response_tokens: int = key(II("eval.sampling.max_response_tokens"), TOKENS)
-    """Limit of generated tokens a sample."""
     max_sequence_tokens: int | None = key(II("eval.sampling.max_sequence_tokens"), TOKENS)
-    """Limit of prompt and response together; empty: none but those of the two."""
     stop: list[str] = field(default=II("eval.sampling.stop"))
-    """Stop strings beside the model's end-of-sequence tokens."""
 
 
 @dataclass
@@ -244,12 +222,72 @@ class EvalConfig:
     program and a sampling of its own."""
 
     def named(self) -> dict[str, EvalSetConfig]:
-        """The named sets, by their keys."""
         return {f"eval.sets.{name}": own for name, own in self.sets.items()}
 
     def all(self) -> dict[str, EvalConfig | EvalSetConfig]:
         """Every held-out set, by its key; none without evaluation."""
         return {"eval": self, **self.named()} if self.path else {}
+
+
+@dataclass
+class RewardConfig:
+    name: str = MISSING
+    """Installed reward (`slime plugins`)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The reward's own keys, typed by the schema its plugin registers."""
+    num_workers: int = key(1, Bound(1, 4096), may_change=True)
+    """Worker processes that score samples."""
+    timeout_s: float = key(10.0, Bound(0.001, 10**7), may_change=True)
+    """Wall-clock seconds a sample may take, or a group that is judged together; then its worker is killed and the
+    verdict is `timeout`."""
+    memory_mb: int = key(2048, Bound(16, 10**7), may_change=True)
+    """MiB by which a worker, all it starts and its files in /dev/shm and TMPDIR may grow; beyond: `error`."""
+    environment: list[str] = field(default_factory=list)
+    """Variables of the driver's environment that rewards get although they look like secrets, OPENAI_API_KEY for
+    instance: those with KEY, TOKEN, PASSWORD and the like in their name are withheld."""
+    max_failed_share: float = key(0.1, SHARE, may_change=True)
+    """Share of a step's samples without a value (invalid, timeout, error) above which the run stops."""
+
+
+@dataclass
+class FilterConfig:
+    name: str = "none"
+    """Installed filter (`slime plugins`); none keeps every group that has at least two values, or its only
+    one where `rollout.samples_per_prompt` is 1. A group of equal rewards
+    teaches nothing and yet counts in `algo.loss_mean`: `rollout/zero_variance_share` tells how many there are."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The filter's own keys, typed by the schema its plugin registers."""
+    then: dict[str, Any] = key(make=dict, known_as="reward_model.overlong_buffer")
+    """Filters that are asked next, one after another as they stand here, of the groups that those before keep: name ->
+    their options, or true. One that changes rewards does so before those behind it are asked."""
+
+
+@dataclass
+class BufferConfig:
+    name: str = "fifo"
+    """Installed buffer policy (`slime plugins`)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The policy's own keys, typed by the schema its plugin registers."""
+
+
+@dataclass
+class ObserveConfig:
+    trackers: dict[str, Any] = key(make=dict, known_as="trainer.logger report_to use_wandb")
+    """What shows the metrics beside metrics.jsonl (`slime plugins`): a tracker's name, true or false, or
+    `<name>.<option>=<value>` of its own options. `tensorboard` is on where `slime-observers` is installed."""
+    samples_mb: float = key(200.0, Bound(0, 10**7))
+    """Megabytes of what the model answered that `samples/` keeps of the whole run. A step, or an evaluation, takes a
+    hundredth of it at most; as the run gets longer, files between the first and the newest go. 0 keeps none."""
+    zero_variance_steps: int = key(20, STEPS)
+    """Steps in a row in which every group has equal rewards (`rollout/zero_variance_share` is 1), after which the run
+    saves a checkpoint and stops, because nothing is learnt from them; 0 never. A run that continues counts again."""
+    logprob_alarm: float | None = key(None, Bound(0, 100))
+    """Mean absolute difference (nats a token) between the engine's and the trainer's log-probs of the
+    same tokens above which the run stops and says why; 0 only measures. Empty: 0.05, or 0.2 under `rollout.fp8`
+    (docs/one-step.md)."""
+    routing: bool = key(False, may_change=True)
+    """Engines record which experts they choose, although the trainer chooses for itself, so that the alarm says what it
+    costs that both choose differently (docs/routing-replay.md). With `train.routing_replay` they record it anyway."""
 
 
 @dataclass

@@ -78,5 +78,5 @@ class TrainConfig:
 
     @property
     def optimizer_steps(self) -> int:
-        """Of a rollout, over all epochs."""
+        """Optimizer steps of a rollout, over all epochs."""
         return self.steps_per_rollout * self.epochs_per_rollout

@@ -171,5 +171,6 @@ class BuildingBlock:
         return 0.0
 
     def cache(self, model: Model, attention_tp: int, *, fp8: bool) -> Cache:
-        """On a rank of an engine that shares its attention over `attention_tp` ranks; `fp8`: the pool is in FP8."""
+        """Bytes on a rank of an engine that shares its attention over `attention_tp` ranks; `fp8`: the pool is in
+        FP8."""
         return Cache(0.0, 0.0)

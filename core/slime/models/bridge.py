@@ -55,7 +55,7 @@ class TraitsBridge(ModelBridge, Protocol):
     """A family with building blocks that ask something of the code around the model, such as a loss of their own."""
 
     def traits(self, hf: HfConfig) -> Sequence[Traits]:
-        """Of the blocks that this model has; must not import torch."""
+        """The traits of the blocks that this model has; must not import torch."""
 
 
 @runtime_checkable

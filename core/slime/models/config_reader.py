@@ -72,7 +72,6 @@ class ConfigReader:
         return value
 
     def says(self, key: str) -> bool:
-        """Whether the file has the field."""
         return key in self._hf
 
     def skip(self, *keys: str) -> None:

@@ -173,7 +173,6 @@ class WeightMapping:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, in an order that depends on nothing but the table."""
         runs = groupby(self.rules, key=lambda rule: rule.per_layer)
         return tuple(entry for per_layer, rules in runs for entry in self._run(per_layer, list(rules)))
 
@@ -183,12 +182,10 @@ class WeightMapping:
 
     @cached_property
     def hf_names(self) -> frozenset[str]:
-        """Every HF tensor the model is made of."""
         return frozenset(name for entry in self.entries for name in entry.hf)
 
     @cached_property
     def optional_names(self) -> frozenset[str]:
-        """Those of them that a checkpoint may lack."""
         return frozenset(name for entry in self.entries if entry.rule.optional for name in entry.hf)
 
     @cached_property
@@ -203,16 +200,12 @@ class WeightMapping:
 
     @cached_property
     def draft_names(self) -> frozenset[str]:
-        """The HF tensors of the part that drafts."""
         return frozenset(name for entry in self.entries if entry.rule.drafts for name in entry.hf)
 
     def _run(self, per_layer: bool, rules: list[Rule]) -> Iterator[Entry]:
         for layer in range(self.num_layers if per_layer else 1):
             for rule in rules:
-                if not per_layer or rule.layers is None or layer in rule.layers:
-                    yield from self._of_layer(rule, layer)
-
-    def _of_layer(self, rule: Rule, layer: int) -> Iterator[Entry]:
-        for expert in range(self.num_experts if rule.per_expert else 1):
-            hf = tuple(name.format(layer=layer, expert=expert) for name in rule.hf)
-            yield Entry(rule.megatron.format(layer=layer, expert=expert), hf, rule)
+                has_it = not per_layer or rule.layers is None or layer in rule.layers
+                for expert in range(self.num_experts if rule.per_expert else 1) if has_it else ():
+                    hf = tuple(name.format(layer=layer, expert=expert) for name in rule.hf)
+                    yield Entry(rule.megatron.format(layer=layer, expert=expert), hf, rule)

@@ -46,12 +46,11 @@ class OfAnyModel:
 
 
 class Published:
-    """Of one family.
+    """What the published class of one family knows.
 
     Args:
         architecture: the class with the output layer, by the name that transformers and the engine know.
-        config: the fields of transformers' config class.
-        beside: fields that this class has not.
+        config: the fields of transformers' config class; `beside` has those that this class has not.
     """
 
     def __init__(self, architecture: str, config: type, beside: type = object) -> None:
@@ -59,13 +58,13 @@ class Published:
 
     @cached_property
     def kinds(self) -> Mapping[str, str]:
-        """Of all fields, as they are written."""
+        """The kinds of all fields, as they are written."""
         tables = (OfAnyModel, self.beside, self.config)
         return MappingProxyType({name: kind for each in tables for name, kind in annotations_of(each).items()})
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """Of all fields that have one."""
+        """The defaults of all fields that have one."""
         tables = (OfAnyModel, self.beside, self.config)
         return MappingProxyType(
             {name: getattr(each, name) for each in tables for name in self.kinds if hasattr(each, name)}

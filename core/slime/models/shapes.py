@@ -39,7 +39,7 @@ EngineShare = Callable[[float, Model, int], float]
 
 
 class Shape(NamedTuple):
-    """Of one parameter.
+    """The shape of one parameter.
 
     Attributes:
         in_bf16: engines hold it so, also under `rollout.fp8`.
@@ -59,7 +59,7 @@ HIDDEN_NORM = Shape(lambda m: (m["hidden_size"],), Cut.whole, Block.norm)
 
 
 def gated(size: str, cut: Cut, block: Block) -> dict[str, Shape]:
-    """Of a gated MLP; `size` names the keyword with its inner size."""
+    """The shapes of a gated MLP; `size` names the keyword with its inner size."""
     return {
         "linear_fc1.weight": Shape(lambda m: (2 * m[size], m["hidden_size"]), cut, block),
         "linear_fc2.weight": Shape(lambda m: (m["hidden_size"], m[size]), cut, block),

@@ -26,7 +26,7 @@ class ExtraLoss(Protocol):
     """A loss beside the policy's, made of one more row of the model's scores. Shape letter: t tokens of this rank."""
 
     name: str
-    """Of the metric: the loss in nats, without its weight."""
+    """Name of the metric: the loss in nats, without its weight."""
 
     lookahead: int
     """Number of tokens after the next one that it predicts. Samples that share a prompt do not share that many more of
@@ -55,19 +55,19 @@ class Recording(Protocol):
     for a metric and for objectives. No torch."""
 
     name: str
-    """By which it is known on its way."""
+    """The name by which it is known on its way."""
 
     @property
     def server_fields(self) -> Mapping[str, Any]:
-        """Of SGLang's `ServerArgs`, for an engine that notes it."""
+        """Fields of SGLang's `ServerArgs`, for an engine that notes it."""
 
     @property
     def request_fields(self) -> Mapping[str, Any]:
-        """Of SGLang's request, for an answer that has it."""
+        """Fields of SGLang's request, for an answer that has it."""
 
     @property
     def megatron_fields(self) -> Mapping[str, Any]:
-        """Of Megatron's config, for layers that read it."""
+        """Fields of Megatron's config, for layers that read it."""
 
     @property
     def token_bytes(self) -> int:
@@ -104,7 +104,7 @@ class Reference(Protocol):
 
 @dataclass(frozen=True)
 class Traits:
-    """Of one building block.
+    """What one building block asks of the trainer.
 
     Attributes:
         name: in messages.

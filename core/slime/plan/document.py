@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 from slime.compose.compose import Composed
@@ -16,7 +13,7 @@ from slime.plugins import Plugins
 from slime.topology.topology import Engine, Topology, Trainer
 
 UNKNOWN = {"bubbles": None, "publish": None, "publish_seconds": None}
-"""Of parts of a plan whose distribution is not installed, or of a model whose sizes are not known."""
+"""Fields of parts of a plan whose distribution is not installed, or of a model whose sizes are not known."""
 SCHEMA = 2
 """Version of the document: a field that changes its meaning or goes raises it; a new one does not."""
 
@@ -37,7 +34,7 @@ def document(composed: Composed, plugins: Plugins) -> dict[str, Any]:
         "run": {"name": composed.cfg.run.name, "model": composed.cfg.model.name, **composed.choices},
         "summary": summary(composed, model, plugins),
         "learning": learning(model.topology),
-        "batch": batch(composed.cfg, model.topology.grid),
+        "batch": batch(model.topology),
         "requests": requests(model.topology),
         **_topology(model.topology, model),
         **UNKNOWN,
@@ -75,18 +72,13 @@ def _trainer(trainer: Trainer) -> dict[str, Any]:
 
 
 def _engine(engine: Engine) -> dict[str, Any]:
-    plain = {field.name: _plain(getattr(engine, field.name)) for field in dataclasses.fields(engine)}
-    return plain | {"nodes": [{"host": at.node, "devices": _span(at.devices)} for at in engine.nodes]}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, range):
-        return _span(value)
-    return dict(value) if isinstance(value, Mapping) else value
+    return {
+        **vars(engine),
+        "role": engine.role.name,
+        "nodes": [{"host": at.node, "devices": _span(at.devices)} for at in engine.nodes],
+        "publishers": _span(engine.publishers),
+    }
 
 
 def _span(numbers: range) -> list[int]:
-    """The first one and the one behind the last."""
     return [numbers.start, numbers.stop]

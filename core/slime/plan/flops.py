@@ -18,12 +18,7 @@ from slime.sizes.parameters import Weight, blocks_by_layer, unknown_parameter, w
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """FLOPs of a model's forward pass.
-
-    Args:
-        model: Megatron's keywords with `vocab_size`.
-        tokens: mean of a sequence.
-    """
+    """FLOPs of a model's forward pass, by Megatron's keywords with `vocab_size`; `tokens`: mean of a sequence."""
 
     model: Mapping[str, Any]
     weights: Sequence[Weight]
@@ -31,7 +26,7 @@ class ForwardFlops:
 
     @cached_property
     def by_layer(self) -> list[float]:
-        """Of a token in each decoder layer, without its routed experts: two a weight that it meets, and attention to
+        """FLOPs of a token in each decoder layer, without routed experts: two a weight that it meets, and attention to
         as many keys as it meets in the mean."""
         met = [0.0] * self.model["num_layers"]
         for weight in self.weights:
@@ -43,18 +38,16 @@ class ForwardFlops:
         ]
 
     def attention(self, layer: int) -> Iterator[Attention]:
-        """Of the blocks of a decoder layer."""
         found = (block.attention(self.model, layer) for block in self.blocks[layer])
         return (attention for attention in found if attention)
 
     @cached_property
     def blocks(self) -> dict[int, tuple[BuildingBlock, ...]]:
-        """By layer."""
         return blocks_by_layer(self.weights)
 
     @cached_property
     def of_experts(self) -> dict[int, float]:
-        """Of a token in the experts that it is sent to, by layer."""
+        """FLOPs of a token in the experts that it is sent to, by layer."""
         found: dict[int, float] = {}
         for weight in self.weights:
             if weight.layer is not None and weight.block is Block.experts:
@@ -63,11 +56,7 @@ class ForwardFlops:
         return found
 
     def stage(self, layers: Iterable[int], *, is_last: bool, uneven: float = 1.0) -> float:
-        """Of a token in a pipeline stage.
-
-        Args:
-            uneven: tokens of the busiest experts' rank relative to the mean.
-        """
+        """FLOPs of a token in a pipeline stage; `uneven`: tokens of the busiest experts' rank relative to the mean."""
         flops = sum(self.by_layer[layer] + uneven * self.of_experts.get(layer, 0.0) for layer in layers)
         return flops + self.head * is_last
 
@@ -77,7 +66,7 @@ class ForwardFlops:
 
     @property
     def whole(self) -> float:
-        """Of a token in the whole model."""
+        """FLOPs of a token in the whole model."""
         return self.stage(range(self.model["num_layers"]), is_last=True)
 
 

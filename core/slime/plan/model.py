@@ -10,8 +10,8 @@ from typing import Any
 from slime.compose.compose import Composed
 from slime.config.hf import config_folder, read_hf_config
 from slime.layout import split_layers
-from slime.plan.part import PlanPart
 from slime.plugins import Plugins
+from slime.sizes.estimate import PlanPart
 from slime.sizes.model import ModelSizes, keywords_of, sizes_of
 from slime.sizes.parameters import stages_of, unknown_parameter
 from slime.topology.topology import Topology

@@ -19,7 +19,6 @@ from slime.config.schema import (
     RewardConfig,
     RolloutConfig,
     SetConfig,
-    SlimeConfig,
     TrainConfig,
 )
 from slime.extras import how_to_get
@@ -42,11 +41,10 @@ UNTRIED = "; nobody has trained one of a large model with Adam on the CPU yet"
 
 
 def report(composed: Composed, plugins: Plugins) -> str:
-    """The plan of a run without problems."""
     assert not composed.problems, "a plan is made of a run that can start"
     cfg, model = composed.cfg, read_model(composed, plugins)
     sections = [
-        [_row(name, text) for name, text in summary(composed, model, plugins).items()],
+        [f"{name:<11} {text}" for name, text in summary(composed, model, plugins).items()],
         ["", "processes", *_processes(cfg.reward, model.topology)],
         ["", "pipeline stages", *_pipeline(model)],
         ["", "trainer ranks", *_ranks(model)],
@@ -66,17 +64,13 @@ def report(composed: Composed, plugins: Plugins) -> str:
     if composed.memory:
         sections += [["", title, *lines] for title, lines in composed.memory.sections()]
     elif cfg.cluster.on_gpus:
-        sections.append(["", "memory a device", f"  not known: {_no_estimate(model, cfg.cluster.device.name)}"])
+        missing = f"nothing that is installed estimates it. {how_to_get(f'{KIND}/{cfg.cluster.device.name}')}".rstrip()
+        why = f"nobody told the size of '{model.unknown}'" if model.unknown else missing
+        sections.append(["", "memory a device", f"  not known: {why}"])
     sections += [["", title, *lines] for part in model.parts for title, lines in part.sections()]
     if typed := commands(cfg.cluster):
         sections.append(["", "on the hosts", *(f"  {step['host']:<12} {step['command']}" for step in typed)])
     return "\n".join(line.rstrip() for section in sections for line in section)
-
-
-def _no_estimate(model: PlannedModel, device: str) -> str:
-    if model.unknown:
-        return f"nobody told the size of '{model.unknown}'"
-    return f"nothing that is installed estimates it. {how_to_get(f'{KIND}/{device}')}".rstrip()
 
 
 def summary(composed: Composed, model: PlannedModel, plugins: Plugins) -> dict[str, str]:
@@ -96,7 +90,7 @@ def summary(composed: Composed, model: PlannedModel, plugins: Plugins) -> dict[s
         **_adapters(cfg.train, model),
         **_replayed(model.topology),
         "recipe": f"{choices['recipe']}, task {choices['task']}",
-        **dict(_stages(cfg, bool(model.architecture.get("num_moe_experts")))),
+        **dict(_stages(model)),
         "checkpoints": _checkpoints(cfg.train.checkpoint),
         **{kind: f"{item['name']} ({item['distribution']} {item['version']})" for kind, item in provenance.items()},
     }
@@ -110,23 +104,19 @@ def _adapters(train: TrainConfig, model: PlannedModel) -> dict[str, str]:
 
 
 def _replayed(topology: Topology) -> dict[str, str]:
-    """What travels where layers replay what engines recorded."""
     cfg = topology.config
     found = recordings_of(cfg)
     if not found:
         return {}
-    sizes = batch(cfg, topology.grid)
+    sizes = batch(topology)
     num_tokens = sizes["samples"] * sizes["optimizer_steps"] * sizes["longest"]
     size = sum(each.token_bytes for each in found)
     names = ", ".join(each.name for each in found)
     return {"replay": f"{names}: {size:,} bytes a token, at most {num_tokens * size / 1e9:.3g} GB a step"}
 
 
-def _row(name: str, text: str) -> str:
-    return f"{name:<11} {text}"
-
-
-def _stages(cfg: SlimeConfig, has_experts: bool) -> Iterator[tuple[str, str]]:
+def _stages(model: PlannedModel) -> Iterator[tuple[str, str]]:
+    cfg, has_experts = model.topology.config, bool(model.architecture.get("num_moe_experts"))
     rollout = cfg.rollout
     if cfg.sft.path and cfg.sft.num_steps:
         yield "supervised", f"{cfg.sft.num_steps} steps of {cfg.sft.batch_size} rows of {cfg.sft.path}"
@@ -153,7 +143,6 @@ def _stages(cfg: SlimeConfig, has_experts: bool) -> Iterator[tuple[str, str]]:
 
 
 def _critic(algo: AlgoConfig) -> str:
-    """What starts it, how it learns, and where it is."""
     critic = algo.critic
     begins = f"from {critic.path}" if critic.path else "from the policy's weights"
     alone = f", alone for {critic.only_steps} steps" if critic.only_steps else ""
@@ -162,7 +151,6 @@ def _critic(algo: AlgoConfig) -> str:
 
 
 def _own(prompts: SetConfig) -> str:
-    """What a set has instead of the run's."""
     chosen = {"reward": prompts.reward, "program": prompts.program}
     return "".join(f", {kind} {name}" for kind, name in chosen.items() if name)
 
@@ -284,7 +272,6 @@ def _ranks(model: PlannedModel) -> Iterator[str]:
 
 
 def _span(numbers: range) -> str:
-    """The first and the last."""
     if len(numbers) == 1:
         return str(numbers[0])
     return f"{numbers[0]}-{numbers[-1]}" if numbers else "none"

@@ -13,7 +13,7 @@ from typing import Any
 
 from slime.algo.stages import keys_read, keys_with_readers, run_stages
 from slime.config.keys import ANY_NAME, own_keys, value_of
-from slime.config.schema import Role, SlimeConfig
+from slime.config.schema import ClusterConfig, Role, TrainConfig
 from slime.engines.limits import longest_of
 from slime.layout import Grid
 from slime.models.traits import WORTH_SHARING, obstacle_to_sharing, share_below
@@ -56,7 +56,8 @@ def learning(topology: Topology) -> dict[str, Any]:
     begin += ["reward."] if topology.generates else []
     begin += ["eval."] if cfg.eval.path else []
     begin += ["train.checkpoint."]
-    keys = [key for start in begin for key in own_keys() if _is_shown(key, start)]
+    keys = [key for start in begin for key in own_keys() if key.startswith(start)]
+    keys = [key for key in keys if not key.endswith(".source") and ANY_NAME not in key]
     optimizer = dict(cfg.train.optimizer)
     if not stages.reinforces:
         optimizer = {key: value for key, value in optimizer.items() if key not in ("lr", "min_lr")}
@@ -71,10 +72,6 @@ def learning(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _is_shown(key: str, start: str) -> bool:
-    return key.startswith(start) and not key.endswith(".source") and ANY_NAME not in key
-
-
 def _plain(value: Any) -> Any:
     """Names of choices, those of a plugin's options among them; sections as dictionaries, without what is empty."""
     if dataclasses.is_dataclass(value):
@@ -84,7 +81,7 @@ def _plain(value: Any) -> Any:
     return value.name if isinstance(value, Enum) else value
 
 
-def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
+def batch(topology: Topology) -> dict[str, int]:
     """Sizes of what the trainers take at once.
 
     Returns:
@@ -94,6 +91,7 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
         `begun`: responses that a rollout begins. Where samples may share their prompt on GPUs, or are told to,
         `percent_shared`: of the tokens of the longest samples, what that leaves.
     """
+    cfg, grid = topology.config, topology.grid
     cap, rollout, steps = cfg.train.max_tokens_per_micro_batch, cfg.rollout, cfg.train.steps_per_rollout
     sizes = {"tokens_a_group": cap, "tokens_a_rank": cap // grid.cp}
     if not run_stages(cfg).reinforces:
@@ -104,7 +102,7 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
     over_sampling = 1.0 if rollout.max_staleness else rollout.over_sampling
     longest, num = longest_of(rollout, rollout.sampling), rollout.samples_per_prompt
     percent = round(100 - 100 * rollout.max_prompt_tokens * (num - 1) / (longest * num))
-    is_planned = bool(cfg.train.share_prompts) or (cfg.cluster.on_gpus and num > 1 and sharing(cfg, grid) > 0)
+    shares = cfg.cluster.on_gpus and num > 1 and sharing(cfg.train, cfg.cluster, grid) > 0
     return {
         **sizes,
         "samples": samples // steps,
@@ -113,13 +111,13 @@ def batch(cfg: SlimeConfig, grid: Grid) -> dict[str, int]:
         "epochs": cfg.train.epochs_per_rollout,
         "longest": grid.padded(longest),
         "begun": math.ceil(rollout.prompts_per_step * over_sampling) * num,
-        **({"percent_shared": percent} if is_planned else {}),
+        **({"percent_shared": percent} if cfg.train.share_prompts or shares else {}),
     }
 
 
-def sharing(cfg: SlimeConfig, grid: Grid) -> float:
+def sharing(train: TrainConfig, cluster: ClusterConfig, grid: Grid) -> float:
     """`slime.models.traits.share_below`, whatever blocks of plugins need."""
-    return share_below(cfg.train, on_gpus=cfg.cluster.on_gpus, obstacle=obstacle_to_sharing(cfg.train, (), grid.cp))
+    return share_below(train, on_gpus=cluster.on_gpus, obstacle=obstacle_to_sharing(train, (), grid.cp))
 
 
 def requests(topology: Topology) -> dict[str, dict[str, int | None]]:
@@ -144,9 +142,8 @@ def requests(topology: Topology) -> dict[str, dict[str, int | None]]:
 
 
 def batch_lines(topology: Topology) -> Iterator[str]:
-    """`batch` in words."""
     cfg, grid = topology.config, topology.grid
-    sizes = batch(cfg, grid)
+    sizes = batch(topology)
     group = (
         f", {sizes['tokens_a_rank']:,} a rank of a context-parallel group of {grid.cp}" if grid.cp > 1 else " a rank"
     )
@@ -165,7 +162,6 @@ def batch_lines(topology: Topology) -> Iterator[str]:
 
 
 def request_lines(groups: dict[str, dict[str, int | None]]) -> Iterator[str]:
-    """`requests` in words."""
     for name, sizes in groups.items():
         running = "as many running as SGLang takes" if sizes["running"] is None else f"{sizes['running']:,} running"
         graphs = f"; CUDA graphs for {sizes['in_graphs']:,} a rank" if sizes["in_graphs"] else ""

@@ -16,7 +16,17 @@ from slime.topology.topology import Topology
 KIND = "memory_estimate"
 
 
-class MemoryEstimate(Protocol):
+class PlanPart(Protocol):
+    """What a plan says of one thing; plugins bring more of them (hook `slime_plan_parts`)."""
+
+    def sections(self) -> Iterable[tuple[str, list[str]]]:
+        """Title and lines of each section of the plan's text."""
+
+    def document(self) -> Mapping[str, Any]:
+        """Fields of `slime plan --json` (docs/plan.md), as plain values; `memory` and `pools` of a `MemoryEstimate`."""
+
+
+class MemoryEstimate(PlanPart, Protocol):
     """What the devices and hosts of one run will hold. `slime-tools` brings the one for GPUs."""
 
     def under(self, topology: Topology) -> MemoryEstimate:
@@ -30,12 +40,6 @@ class MemoryEstimate(Protocol):
 
     def fit_together(self) -> bool:
         """Whether trainers and engines that share GPUs could both stay there all the time, and nobody chose."""
-
-    def sections(self) -> Iterable[tuple[str, list[str]]]:
-        """Title and lines of each section of the plan's text."""
-
-    def document(self) -> Mapping[str, Any]:
-        """The fields `memory` and `pools` of `slime plan --json` (docs/plan.md), as plain values."""
 
     def peaks(self) -> dict[str, float]:
         """GiB by name of a metric: `memory/train_planned_gib` stands beside `memory/train_gib`, which is measured."""

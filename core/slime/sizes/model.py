@@ -74,26 +74,22 @@ class ModelSizes:
         return _without_output(self.weights)
 
     def held_of_critic(self, grid: Grid, model: Mapping[str, Any]) -> list[Held]:
-        """The same of a critic."""
+        """What a rank of every stage holds of a critic."""
         keys = in_force(self.topology.config.train, self.weights)
         *others, last = held_by_stage(self.critic_weights, grid, model, in_force=keys)
         return [*others, dataclasses.replace(last, dense=last.dense + model["hidden_size"])]
 
 
 def sizes_of(topology: Topology, model: Mapping[str, Any], mapping: WeightMapping) -> ModelSizes:
-    """Of a model of which every block states its sizes.
-
-    Args:
-        model: as `keywords_of` returns it.
-        mapping: the family's table.
-    """
+    """The sizes of a model of which every block states its own, by the family's table and what `keywords_of`
+    returns."""
     adapters = adapters_of(topology.config.train)
     learning = weights_of(model, adapters.mapping(mapping)) if adapters else []
     return ModelSizes(topology, model, weights_of(model, mapping), learning, frozen_sizes(topology))
 
 
 def frozen_sizes(topology: Topology) -> dict[str, OtherModel]:
-    """By group, the models of frozen engines: of families that are installed and state the sizes of their blocks, and
+    """The models of frozen engines by group: of families that are installed and state the sizes of their blocks, and
     in 16 bits."""
     found = {}
     for group in topology.frozen:
@@ -106,7 +102,7 @@ def frozen_sizes(topology: Topology) -> dict[str, OtherModel]:
 
 @functools.lru_cache(maxsize=8)
 def _other_model(folder: Path, changed: int) -> OtherModel | None:
-    """Of a config.json that was `changed` then: a plan asks for it several times."""
+    """The model of a config.json that was `changed` then: a plan asks for it several times."""
     hf = read_hf_config(str(folder))
     bridge = plugins.load().models.create(hf["model_type"])
     mapping = bridge.weight_mapping(hf)
@@ -118,7 +114,6 @@ def _other_model(folder: Path, changed: int) -> OtherModel | None:
 
 
 def _without_output(weights: Sequence[Weight]) -> list[Weight]:
-    """What there is of a model that gives one number a token."""
     return [weight for weight in weights if weight.block is not Block.output and not weight.drafts]
 
 

@@ -7,7 +7,7 @@ one. The blocks state their shapes, by Megatron's keywords, and what tensor para
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,6 @@ class Weight:
         return math.prod(self.shape) * self.count
 
     def on_rank(self, grid: Grid) -> int:
-        """Parameters that one trainer rank holds of it."""
         parts = {Cut.whole: 1, Cut.tensor: grid.tp, Cut.expert: grid.ep * grid.etp}
         return self.numel // parts[self.cut]
 
@@ -72,20 +71,25 @@ class Weight:
 
 
 def weights_of(model: Model, mapping: WeightMapping) -> list[Weight]:
-    """Every tensor of the model, correction biases included, a copy of tied embeddings not.
-
-    Args:
-        mapping: the family's table.
-
-    Raises:
-        AssertionError: no block states the shape of a parameter, see `unknown_parameter`.
-    """
-    return [
-        weight
-        for rule in mapping.rules
-        if rule.exported
-        for weight in _weights_of(rule, model, mapping.num_layers, mapping.num_experts)
-    ]
+    """Every tensor of a family's table, correction biases included, a copy of tied embeddings not. Asked of models
+    without an `unknown_parameter`."""
+    found = []
+    for rule in (rule for rule in mapping.rules if rule.exported):
+        assert rule.block, "asked after unknown_parameter"
+        assert rule.shape, "asked after unknown_parameter"
+        weight = Weight(
+            rule.part,
+            shape_of(rule, model),
+            rule.shape,
+            rule.block,
+            drafts=rule.drafts,
+            learns_by=rule.learns_by,
+            count=mapping.num_experts if rule.per_expert else 1,
+            num_names=len(rule.hf),
+        )
+        layers = range(mapping.num_layers) if rule.layers is None else rule.layers
+        found += [replace(weight, layer=layer) for layer in layers] if rule.per_layer else [weight]
+    return found
 
 
 def unknown_parameter(mapping: WeightMapping) -> str | None:
@@ -94,29 +98,8 @@ def unknown_parameter(mapping: WeightMapping) -> str | None:
 
 
 def shape_of(rule: Rule, model: Model) -> tuple[int, ...]:
-    """Of the whole parameter that a rule of the table is about, of one layer and expert."""
     assert rule.shape, "asked after unknown_parameter"
     return rule.shape.sizes(model)
-
-
-def _weights_of(rule: Rule, model: Model, num_layers: int, num_experts: int) -> Iterator[Weight]:
-    assert rule.block, "asked after unknown_parameter"
-    assert rule.shape, "asked after unknown_parameter"
-    weight = Weight(
-        rule.part,
-        rule.shape.sizes(model),
-        rule.shape,
-        rule.block,
-        drafts=rule.drafts,
-        learns_by=rule.learns_by,
-        count=num_experts if rule.per_expert else 1,
-        num_names=len(rule.hf),
-    )
-    if not rule.per_layer:
-        yield weight
-        return
-    for layer in range(num_layers) if rule.layers is None else rule.layers:
-        yield replace(weight, layer=layer)
 
 
 DRAFTING_LAYER = -1

@@ -18,18 +18,16 @@ def is_quantized(form: WeightFormat | None, weight: Weight) -> bool:
 
 
 def bytes_a_weight(form: WeightFormat | None, weight: Weight, trained: float) -> float:
-    """Of a weight in engines, an element; `trained`: as it is trained."""
+    """Bytes of a weight in engines, an element; `trained`: as it is trained."""
     return form.bytes_a_weight if form and is_quantized(form, weight) else trained
 
 
 def version_bytes(topology: Topology, weights: Sequence[Weight], model: Model) -> int:
-    """Of a version as it is published."""
     travels = partial(bytes_a_weight, topology.weight_format, trained=width(topology, model))
     return round(sum(travels(weight) * weight.numel for weight in sent(topology, weights)))
 
 
 def sent(topology: Topology, weights: Sequence[Weight]) -> list[Weight]:
-    """What of the model a version holds."""
     return [weight for weight in weights if topology.drafts or not weight.drafts]
 
 

@@ -25,7 +25,7 @@ class Adapters(Protocol):
 
     @property
     def in_words(self) -> str:
-        """Of the options, for the plan."""
+        """The options, for the plan."""
 
     @property
     def scale_beside(self) -> float | None:
@@ -33,11 +33,7 @@ class Adapters(Protocol):
         weights."""
 
     def engine_fields(self, base: WeightMapping, *, on_gpus: bool) -> Mapping[str, Any]:
-        """Fields of SGLang's `ServerArgs` with which engines have room for them.
-
-        Args:
-            base: of the model.
-        """
+        """Fields of SGLang's `ServerArgs` with which engines have room for them; `base`: of the model."""
 
     def mapping(self, base: WeightMapping) -> WeightMapping:
         """The table of the adapters' parameters (`WeightMapping.adapts`); its HF names are those of their own files.
@@ -72,7 +68,7 @@ class Adapters(Protocol):
 
 
 def adapters_of(train: TrainConfig) -> Adapters | None:
-    """Those that the keys of `train` choose; None: all weights learn.
+    """The adapters that the keys of `train` choose; None: all weights learn.
 
     Raises:
         SlimeError: two kinds are chosen.
@@ -87,7 +83,7 @@ def adapters_of(train: TrainConfig) -> Adapters | None:
 
 
 def adapters_beside(train: TrainConfig) -> Adapters | None:
-    """Those that engines get as they are; None if there are none, or engines get merged weights."""
+    """The adapters that engines get as they are; None if there are none, or engines get merged weights."""
     adapters = adapters_of(train)
     return adapters if adapters and adapters.scale_beside is not None else None
 

@@ -1,9 +1,9 @@
-"""The rules of the engines' software, asked of whatever is installed that knows them. No torch."""
+"""The rules of the engines' software, asked of whatever is installed that knows them (hook `slime_engine_checks`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from slime import plugins
 from slime.errors import SlimeError
@@ -14,28 +14,13 @@ from slime.topology.topology import Topology
 KIND = "engine_check"
 
 
-class EngineCheck(Protocol):
-    """What the software of engines refuses, or changes without a word. `slime-sglang` has SGLang's."""
-
-    def __call__(
-        self, topology: Topology, model: Mapping[str, Any], blocks: Collection[BuildingBlock]
-    ) -> Iterable[SlimeError]:
-        """The rules that the engine groups break, one for each key.
-
-        Args:
-            model: keywords of Megatron's TransformerConfig.
-            blocks: that the model is built of.
-        """
-
-
 def engine_check_problems(
     topology: Topology, model: Mapping[str, Any], blocks: Collection[BuildingBlock]
 ) -> Iterator[SlimeError]:
-    """What every installed `EngineCheck` says."""
-    registry = plugins.load().registries[KIND]
-    for chosen in registry:
-        check: EngineCheck = registry.create(chosen.name)
-        yield from check(topology, model, blocks)
+    """What every installed check says. `model`: keywords of Megatron's TransformerConfig; `blocks`: it is built of
+    them."""
+    for check in plugins.load().registries[KIND]:
+        yield from check.factory(topology, model, blocks)
 
 
 def unchecked(topology: Topology) -> Iterator[SlimeError]:

@@ -82,12 +82,11 @@ def in_words(variables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def generates(cfg: SlimeConfig) -> bool:
-    """Whether the run ever samples: to learn from it, or to score the held-out prompts."""
     return run_stages(cfg).reinforces or cfg.eval.path is not None
 
 
 def sampling_groups(rollout: RolloutConfig) -> dict[str, EngineGroupConfig]:
-    """Those of `rollout.engines` that have the trained model; the others are frozen."""
+    """The groups of `rollout.engines` that have the trained model; the others are frozen."""
     return {name: group for name, group in rollout.engines.items() if group.model is None}
 
 
@@ -110,7 +109,9 @@ def frozen_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
             raise SlimeError(what, where=f"rollout.engines.{name}.role", todo=todo)
     if not generates(cfg):
         return ()
-    return tuple(_group(cfg, name, group, lambda per_engine: per_engine) for name, group in frozen.items())
+    return tuple(
+        _group(cfg.cluster, cfg.rollout, name, group, lambda per_engine: per_engine) for name, group in frozen.items()
+    )
 
 
 def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
@@ -124,24 +125,39 @@ def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
     configured = sampling_groups(cfg.rollout) or {DEFAULT: EngineGroupConfig()}
     others = sum(group.devices for group in frozen_groups(cfg))
     everything = partial(_all_devices, cfg.cluster, others) if len(configured) == 1 else None
-    groups = [_group(cfg, name, group, everything) for name, group in configured.items()]
+    groups = [_group(cfg.cluster, cfg.rollout, name, group, everything) for name, group in configured.items()]
     if sum(group.num_engines for group in groups) > 1 and not work_in_pairs(groups):
         groups = [dataclasses.replace(group, most_requests=group.most_requests + MAX_IMBALANCE) for group in groups]
     return tuple(groups)
 
 
-def _group(cfg: SlimeConfig, name: str, group: EngineGroupConfig, unset: Callable[[int], int] | None) -> EngineGroup:
-    """One group; `unset` as in `_sizes`."""
-    sglang = {**cfg.rollout.sglang, **group.sglang}
-    devices, per_engine = _sizes(name, group, sglang, unset)
+def _group(
+    cluster: ClusterConfig,
+    rollout: RolloutConfig,
+    name: str,
+    group: EngineGroupConfig,
+    unset: Callable[[int], int] | None,
+) -> EngineGroup:
+    """One group; `unset`: how many devices it has if it does not say so, of those of one engine; None: it has to."""
+    sglang, where = {**rollout.sglang, **group.sglang}, f"rollout.engines.{name}"
+    per_engine, devices = _devices_per_engine(where, group, sglang), group.devices
+    if devices is None:
+        if unset is None:
+            raise SlimeError("is not set, and there are several groups", where=f"{where}.devices", todo="Set it.")
+        devices = unset(per_engine)
+    if devices < 1 or devices % per_engine:
+        below = max(devices, 0) // per_engine * per_engine
+        sizes = f"{below + per_engine}{f' or {below}' if below else ''}"
+        what = f"{devices} devices cannot be divided into engines of {per_engine}"
+        todo = f"Set it to {sizes}, or change {where}.devices_per_engine."
+        raise SlimeError(what, where=f"{where}.devices", todo=todo)
     sglang["tp_size"] = per_engine // (size(sglang, "pp_size") or 1)
-    environment = in_words({**cfg.cluster.environment, **group.environment})
-    most, own = cfg.rollout.max_requests_per_engine, frozenset(group.sglang)
+    environment = in_words({**cluster.environment, **group.environment})
+    most, own = rollout.max_requests_per_engine, frozenset(group.sglang)
     return EngineGroup(name, group.role, devices, per_engine, sglang, environment, most, own, group.model)
 
 
 def work_in_pairs(groups: Iterable[EngineGroup]) -> bool:
-    """Whether engines of two roles answer each request together."""
     return any(group.role is not Role.regular for group in groups)
 
 
@@ -159,32 +175,6 @@ def with_sizes(
     }
 
 
-def _sizes(
-    name: str, group: EngineGroupConfig, sglang: Mapping[str, Any], unset: Callable[[int], int] | None
-) -> tuple[int, int]:
-    """Devices of all engines of a group, and of one.
-
-    Args:
-        unset: how many it has if it does not say so, of those of one engine; None: it has to.
-    """
-    where = f"rollout.engines.{name}"
-    per_engine = _devices_per_engine(where, group, sglang)
-    devices = group.devices
-    if devices is None:
-        if unset is None:
-            raise SlimeError("is not set, and there are several groups", where=f"{where}.devices", todo="Set it.")
-        devices = unset(per_engine)
-    if devices < 1 or devices % per_engine:
-        below = max(devices, 0) // per_engine * per_engine
-        above = below + per_engine
-        raise SlimeError(
-            f"{devices} devices cannot be divided into engines of {per_engine}",
-            where=f"{where}.devices",
-            todo=f"Set it to {above}{f' or {below}' if below else ''}, or change {where}.devices_per_engine.",
-        )
-    return devices, per_engine
-
-
 def _devices_per_engine(where: str, group: EngineGroupConfig, sglang: Mapping[str, Any]) -> int:
     """`devices_per_engine`, or what `tp_size` x `pp_size` give; the two must agree."""
     pp_size, tp_size = size(sglang, "pp_size") or 1, size(sglang, "tp_size")
@@ -194,11 +184,8 @@ def _devices_per_engine(where: str, group: EngineGroupConfig, sglang: Mapping[st
         todo = f"Choose a multiple of rollout.sglang.pp_size={pp_size}."
         raise SlimeError(f"is {group.devices_per_engine}", where=f"{where}.devices_per_engine", todo=todo)
     if tp_size is not None and tp_size * pp_size != group.devices_per_engine:
-        raise SlimeError(
-            f"is {group.devices_per_engine}, but tp_size {tp_size} x pp_size {pp_size} make {tp_size * pp_size}",
-            where=f"{where}.devices_per_engine",
-            todo="Remove it, or remove tp_size.",
-        )
+        what = f"is {group.devices_per_engine}, but tp_size {tp_size} x pp_size {pp_size} make {tp_size * pp_size}"
+        raise SlimeError(what, where=f"{where}.devices_per_engine", todo="Remove it, or remove tp_size.")
     return group.devices_per_engine
 
 
@@ -209,7 +196,7 @@ def size(sglang: Mapping[str, Any], key: str) -> int | None:
 
 
 def _all_devices(cluster: ClusterConfig, others: int, per_engine: int) -> int:
-    """Of the only group that samples; `others` are those of frozen groups."""
+    """Devices of the only group that samples; `others` are those of frozen groups."""
     if not cluster.on_gpus:
         return per_engine
     if cluster.colocated:
@@ -223,7 +210,6 @@ def _all_devices(cluster: ClusterConfig, others: int, per_engine: int) -> int:
 
 
 def role_problems(groups: Iterable[EngineGroup]) -> Iterator[SlimeError]:
-    """Roles that need each other."""
     roles = {group.role for group in groups}
     where = "rollout.engines"
     if Role.regular in roles and len(roles) > 1:

@@ -16,7 +16,7 @@ _OF_DEEPEP = {"NVSHMEM_DISABLE_NCCL": "1"}  # whoever loads deepep loads NVSHMEM
 
 
 def trainer_environment(cluster: ClusterConfig, megatron: Mapping[str, Any]) -> dict[str, str]:
-    """Of a trainer rank; the user's `cluster.environment` has the last word."""
+    """Variables of a trainer rank; the user's `cluster.environment` has the last word."""
     deepep = _OF_DEEPEP if megatron.get("moe_flex_dispatcher_backend") == "deepep" else {}
     sizes = [megatron.get(f"{kind}_parallel_size") or 1 for kind in ("tensor_model", "context")]
     if cluster.on_gpus and max(sizes) > 1:
@@ -27,7 +27,7 @@ def trainer_environment(cluster: ClusterConfig, megatron: Mapping[str, Any]) -> 
 
 
 def engine_environment(cluster: ClusterConfig, group: EngineGroup) -> dict[str, str]:
-    """Of every process of an engine of `group`; the user's environments have the last word."""
+    """Variables of every process of an engine; the user's environments have the last word."""
     settings = {
         "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",  # log-probs at the temperature of sampling
         # Who asks /health must not have it generate, while the engine's memory may be lent to the trainers.
@@ -41,8 +41,10 @@ def engine_environment(cluster: ClusterConfig, group: EngineGroup) -> dict[str, 
     if group.role is not Role.regular:  # slime sees who died or hangs; SGLang would fail what only waits for room
         never = ("BOOTSTRAP_TIMEOUT", "WAITING_TIMEOUT", "HEARTBEAT_MAX_FAILURE")
         settings |= {f"SGLANG_DISAGGREGATION_{name}": str(NEVER) for name in never}
-    cores = {} if cluster.on_gpus else _cores(group)
-    return {**settings, **cores, **_of_device(cluster), **_network(cluster), **group.environment}
+    if not cluster.on_gpus and group.devices_per_engine > 1:  # SGLang asks for NUMA nodes unless it is told the cores
+        cores = [str(rank % (os.cpu_count() or 1)) for rank in range(group.devices_per_engine)]
+        settings["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(cores)
+    return {**settings, **_of_device(cluster), **_network(cluster), **group.environment}
 
 
 def _of_device(cluster: ClusterConfig) -> dict[str, str]:
@@ -57,11 +59,3 @@ def _network(cluster: ClusterConfig) -> dict[str, str]:
     interface = cluster.socket_interface
     names = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return dict.fromkeys(names, interface) if interface else {}
-
-
-def _cores(group: EngineGroup) -> dict[str, str]:
-    """A core for each rank: SGLang asks for NUMA nodes unless it is told the cores."""
-    if group.devices_per_engine == 1:
-        return {}
-    cores = [str(rank % (os.cpu_count() or 1)) for rank in range(group.devices_per_engine)]
-    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(cores)}

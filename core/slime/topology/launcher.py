@@ -52,7 +52,7 @@ class RemoteProcess(Protocol):
     """An order that is carried out on another host."""
 
     name: str
-    """Of the host, as the user wrote it."""
+    """The host's name, as the user wrote it."""
     number: int
     log: Path
 
@@ -115,13 +115,8 @@ def launcher_of(cluster: ClusterConfig) -> Launcher | None:
 
 
 def lost(processes: Iterable[RemoteProcess], what: str, *, may_end: bool = False) -> Death | None:
-    """The first host that was lost, or None.
-
-    Args:
-        processes: on other hosts.
-        what: is done meanwhile.
-        may_end: what runs there may end well before this process.
-    """
+    """The first host that was lost while `what` was done, or None; `may_end`: what runs there may end well before this
+    process."""
     for process in processes:
         if (end := process.end()) and not (may_end and process.succeeded()):
             todo = f"Read {process.log}, see to the host, then start the same command again to resume."

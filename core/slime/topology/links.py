@@ -13,8 +13,6 @@ from slime.topology.topology import Topology
 
 
 class Medium(enum.Enum):
-    """What a link is made of."""
-
     device = "device memory"
     host = "host memory"
     nvlink = "NVLink"
@@ -24,19 +22,15 @@ class Medium(enum.Enum):
 
 
 class Verb(enum.Enum):
-    """What a link is for."""
-
     gather = "gather"
     hand_over = "hand over"
 
 
 @dataclass(frozen=True)
 class Link:
-    """One way from a process to another.
+    """One way from a process to another: `trainer <rank>`, or `<engine> rank <tensor-parallel rank>`.
 
-    Attributes:
-        verb: gather: shards of the trainers become whole tensors; hand over: whole versions reach the engines.
-        source: `trainer <rank>`, or `<engine> rank <tensor-parallel rank>`.
+    To gather is to make whole tensors of the trainers' shards; whole versions are handed over to the engines.
     """
 
     verb: Verb

@@ -33,7 +33,7 @@ ENGINE = "engine-"
 
 
 def process_name(engine: int, node_rank: int) -> str:
-    """As an engine's process is called, its log and its stacks: `engine-0`, and `engine-0-node1` on a second host."""
+    """The name of an engine's process, its log and its stacks: `engine-0`, and `engine-0-node1` on a second host."""
     return f"{ENGINE}{engine}-node{node_rank}" if node_rank else f"{ENGINE}{engine}"
 
 
@@ -42,31 +42,19 @@ def trainer_places(cluster: ClusterConfig) -> list[HostDevices]:
     return [_place(cluster, rank, 1) for rank in range(cluster.num_trainers)]
 
 
-def engine_places(cluster: ClusterConfig, groups: Sequence[EngineGroup]) -> list[tuple[HostDevices, ...]]:
-    """The places of every engine's processes, one process a host, in the order of SGLang's `node_rank`.
+def engine_places(
+    cluster: ClusterConfig, groups: Sequence[EngineGroup], frozen: Sequence[EngineGroup]
+) -> list[tuple[HostDevices, ...]]:
+    """The places of every engine's processes, one process a host, in the order of SGLang's `node_rank`; frozen ones
+    last, which share devices with nobody.
 
     Engines follow the trainers, or share their devices when colocated. One that fits a host stays on one.
     """
-    sizes = _sizes(groups)
+    shared, alone = (_sizes(groups), _sizes(frozen)) if cluster.colocated else ([], _sizes((*groups, *frozen)))
     if not cluster.on_gpus:
-        return list(_cpu_places(cluster, sizes))
-    first = 0 if cluster.colocated else cluster.num_trainers
-    starts = _starts(cluster, first, sizes)
-    return [_over_hosts(cluster, start, size) for start, size in zip(starts, sizes, strict=True)]
-
-
-def frozen_places(
-    cluster: ClusterConfig, groups: Sequence[EngineGroup], frozen: Sequence[EngineGroup]
-) -> list[tuple[HostDevices, ...]]:
-    """The same of frozen engines, which share devices with nobody: behind the trainers and the other engines."""
-    before, sizes = _sizes(groups), _sizes(frozen)
-    if not cluster.on_gpus:
-        return list(_cpu_places(cluster, [*before, *sizes]))[len(before) :]
-    first = cluster.num_trainers
-    if before and not cluster.colocated:
-        first = _starts(cluster, first, before)[-1] + before[-1]
-    starts = _starts(cluster, first, sizes)
-    return [_over_hosts(cluster, start, size) for start, size in zip(starts, sizes, strict=True)]
+        return list(_cpu_places(cluster, shared + alone))
+    starts = [*_starts(cluster, 0, shared), *_starts(cluster, cluster.num_trainers, alone)]
+    return [_over_hosts(cluster, start, size) for start, size in zip(starts, shared + alone, strict=True)]
 
 
 def num_hosts(cluster: ClusterConfig, devices_per_engine: int) -> int:
@@ -81,7 +69,6 @@ def engine_ranks(cluster: ClusterConfig, groups: Sequence[EngineGroup]) -> list[
 
 
 def _sizes(groups: Sequence[EngineGroup]) -> list[int]:
-    """Devices of every engine."""
     return [group.devices_per_engine for group in groups for _ in range(group.num_engines)]
 
 
@@ -161,11 +148,7 @@ def turn_problems(cluster: ClusterConfig, rollout: RolloutConfig) -> Iterator[Sl
 
 
 def idle_devices(cluster: ClusterConfig, places: Collection[HostDevices]) -> Iterator[SlimeError]:
-    """Devices, on cpu hosts, that the run holds and uses for nothing.
-
-    Args:
-        places: of all processes, which fit the devices.
-    """
+    """Devices, on cpu hosts, that the run holds and uses for nothing. The `places` of all processes fit the devices."""
     per_node = cluster.devices_per_node
     hosts = max(place.node for place in places) + 1
     used = {(place.node, device) for place in places for device in place.devices}
@@ -181,21 +164,15 @@ def idle_devices(cluster: ClusterConfig, places: Collection[HostDevices]) -> Ite
 def span_problems(cluster: ClusterConfig, groups: Iterable[EngineGroup]) -> Iterator[SlimeError]:
     """Whether every engine of more than one host takes whole hosts, and has as many. Asked as `placement_problems`."""
     for group in groups:
-        yield from _spans_whole_hosts(cluster, group)
-
-
-def _spans_whole_hosts(cluster: ClusterConfig, group: EngineGroup) -> Iterator[SlimeError]:
-    per_node, size = cluster.devices_per_node, group.devices_per_engine
-    hosts = num_hosts(cluster, size)
-    where = f"rollout.engines.{group.name}.devices_per_engine"
-    if hosts > cluster.num_nodes:
-        todo = f"Use at most {per_node * cluster.num_nodes}."
-        yield SlimeError(f"an engine needs {size} devices, which are {hosts} hosts", where=where, todo=todo)
-    elif size > per_node and size % per_node:
-        todo = f"Use {size // per_node * per_node} or {hosts * per_node}, or at most {per_node}."
-        yield SlimeError(
-            f"is {size}: an engine over several hosts takes all {per_node} of each", where=where, todo=todo
-        )
+        per_node, size = cluster.devices_per_node, group.devices_per_engine
+        hosts, where = num_hosts(cluster, size), f"rollout.engines.{group.name}.devices_per_engine"
+        if hosts > cluster.num_nodes:
+            todo = f"Use at most {per_node * cluster.num_nodes}."
+            yield SlimeError(f"an engine needs {size} devices, which are {hosts} hosts", where=where, todo=todo)
+        elif size > per_node and size % per_node:
+            what = f"is {size}: an engine over several hosts takes all {per_node} of each"
+            todo = f"Use {size // per_node * per_node} or {hosts * per_node}, or at most {per_node}."
+            yield SlimeError(what, where=where, todo=todo)
 
 
 def _adds_up(cluster: ClusterConfig, groups: Sequence[EngineGroup]) -> Iterator[SlimeError]:

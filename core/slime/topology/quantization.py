@@ -42,7 +42,7 @@ class WeightFormat(Protocol):
 
     @property
     def bytes_a_weight(self) -> float:
-        """Of a quantised matrix in an engine, all parts together, for each of its elements."""
+        """Bytes of a quantised matrix in an engine, all parts together, for each of its elements."""
 
     @property
     def quantizer(self) -> str:
@@ -110,7 +110,7 @@ def quantization_of(key: str) -> Quantization:
 
 
 def folders(rollout: RolloutConfig) -> dict[str, str]:
-    """Of the keys that a run sets, those that name an HF folder."""
+    """The keys of quantizations that name an HF folder."""
     return {key: value for key, value in choices(rollout).items() if value not in quantization_of(key).presets}
 
 

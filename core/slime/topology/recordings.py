@@ -23,6 +23,6 @@ def recordings_of(cfg: SlimeConfig) -> tuple[Recording, ...]:
 
 
 def numbers_told() -> tuple[Recording, ...]:
-    """Those of the hook `slime_recordings`, of every rollout: a number for each token that is sampled."""
+    """The recordings of the hook `slime_recordings`, of every rollout: a number for each token that is sampled."""
     registry = plugins.load().registries["recording"]
     return tuple(registry.create(name) for name in registry.names())

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime.config.hf import QUANTIZATION, read_hf_config, scores, trunk_architectures
 from slime.config.paths import exists, located, resolve
-from slime.config.schema import ClusterConfig, EvalConfig, Role, RolloutConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, ModelConfig, Role, RolloutConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.topology.adapters import adapter_fields
 from slime.topology.engines import EngineGroup
@@ -19,8 +19,6 @@ from slime.topology.recordings import numbers_told, recordings_of
 
 UNPUBLISHED = "unpublished"
 """Weight version of an engine that has not received weights yet."""
-_FROZEN = {"load_format": "auto", "weight_version": "frozen", "skip_tokenizer_init": False}
-"""Of an engine that loads a model of its own."""
 OVERRIDES = "json_model_override_args"
 DEEPEP_RANKS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
 """Sizes for which DeepEP has settings of its normal kernels (`get_dispatch_config` of deep_ep; 48 and 96: SGLang's
@@ -33,20 +31,31 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
 
     The folders of model and tokenizer are those of the host that asks.
     """
-    model = _folder(group.model or cfg.model.path)
-    scored_by = _scored_by(group.model)
+    model, hosts = _folder(group.model or cfg.model.path), num_hosts(cfg.cluster, group.devices_per_engine)
+    if group.model:
+        scored_by = _scored_by(group.model)
+        loads = {"load_format": "auto", "weight_version": "frozen", "skip_tokenizer_init": False}
+        loads |= {"is_embedding": True} if scored_by else {}
+        overrides: Mapping[str, Any] = {"architectures": scored_by} if scored_by else {}
+    else:
+        # Only stop strings need text inside the engine; without them it spares itself tokenizer and detokenizer.
+        stops = [cfg.rollout.sampling.stop, *(held_out.sampling.stop for held_out in cfg.eval.all().values())]
+        loads = {"load_format": "dummy", "weight_version": UNPUBLISHED, "skip_tokenizer_init": not any(stops)}
+        loads |= adapter_fields(cfg.model, cfg.train, on_gpus=cfg.cluster.on_gpus)
+        for recording in (*recordings_of(cfg), *numbers_told()):
+            loads |= recording.server_fields
+        overrides = _overrides(cfg.model, cfg.rollout)
     fields: dict[str, Any] = {
         "model_path": model,
         "device": cfg.cluster.device.value,
-        **(_FROZEN if group.model else _trained_fields(cfg)),
-        **({"is_embedding": True} if scored_by else {}),
+        **loads,
         "random_seed": cfg.run.seed + index,  # engines with one seed would give one prompt the same samples
         "skip_server_warmup": True,
         "log_level_http": "warning",
         **most_running(group, on_gpus=cfg.cluster.on_gpus),
         **_device_fields(cfg.cluster, group),
         **_role_fields(cfg.cluster, group),
-        **_host_fields(cfg.cluster, group),
+        **({"nnodes": hosts} if hosts > 1 else {}),
         **draft_fields(group.sglang),
         **group.sglang,
     }
@@ -56,57 +65,35 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
         fields.setdefault("speculative_draft_model_path", model)
     if cfg.model.tokenizer is not None and not group.model:
         fields["tokenizer_path"] = _folder(cfg.model.tokenizer)
-    if overrides := {"architectures": scored_by} if scored_by else {} if group.model else _overrides(cfg):
-        own = json.loads(fields.get(OVERRIDES, "{}"))
-        fields[OVERRIDES] = json.dumps(own | overrides)
+    if overrides:
+        fields[OVERRIDES] = json.dumps(json.loads(fields.get(OVERRIDES, "{}")) | overrides)
     return fields
 
 
-def _scored_by(model: str | None) -> list[str]:
+def _scored_by(model: str) -> list[str]:
     """The architectures of a reward model without its head, by which SGLang chooses attention and caches. None of a
-    model that writes, or of one that cannot be read, which `slime.compose.frozen` tells."""
+    model that writes, or of one that cannot be read, which `slime.compose.engine_rules` tells."""
     try:
-        hf = read_hf_config(model) if model else {}
+        hf = read_hf_config(model)
     except SlimeError:
         return []
     return trunk_architectures(hf) if scores(hf) else []
-
-
-def _trained_fields(cfg: SlimeConfig) -> dict[str, Any]:
-    """Of an engine that gets the trained model's weights by publishing, and tokens."""
-    return {
-        "load_format": "dummy",
-        "weight_version": UNPUBLISHED,
-        "skip_tokenizer_init": not _has_stop_strings(cfg.rollout, cfg.eval),
-        **adapter_fields(cfg.model, cfg.train, on_gpus=cfg.cluster.on_gpus),
-        **{
-            name: value for each in (*recordings_of(cfg), *numbers_told()) for name, value in each.server_fields.items()
-        },
-    }
 
 
 def _folder(path: str) -> str:
     return str(resolve(path)) if exists(path) else located(path)
 
 
-def _overrides(cfg: SlimeConfig) -> dict[str, Any]:
+def _overrides(model: ModelConfig, rollout: RolloutConfig) -> dict[str, Any]:
     """What an engine's config.json has otherwise than the trained model's."""
-    overrides: dict[str, Any] = {}
-    if cfg.model.num_layers is not None:
-        overrides["num_hidden_layers"] = cfg.model.num_layers
-    if form := weight_format(cfg.model, cfg.rollout):
-        overrides[QUANTIZATION] = form.to_config()
-    return overrides
+    layers = {} if model.num_layers is None else {"num_hidden_layers": model.num_layers}
+    form = weight_format(model, rollout)
+    return layers | ({QUANTIZATION: form.to_config()} if form else {})
 
 
 def drafts_with_own_layer(sglang: Mapping[str, Any]) -> bool:
     """Whether engines speculate with the model's own multi-token prediction layer, as SGLang's EAGLE does."""
     return str(sglang.get("speculative_algorithm")).upper() in ("EAGLE", "NEXTN")
-
-
-def _has_stop_strings(rollout: RolloutConfig, evaluation: EvalConfig) -> bool:
-    """Only they need text inside the engine; without them it spares itself tokenizer and detokenizer."""
-    return bool(rollout.sampling.stop or any(held_out.sampling.stop for held_out in evaluation.all().values()))
 
 
 def _device_fields(cluster: ClusterConfig, group: EngineGroup) -> dict[str, Any]:
@@ -205,11 +192,6 @@ def _role_fields(cluster: ClusterConfig, group: EngineGroup) -> dict[str, Any]:
     if cluster.ib_devices and transfer_backend(group) == "mooncake":
         fields["disaggregation_ib_device"] = ",".join(cluster.ib_devices)
     return fields
-
-
-def _host_fields(cluster: ClusterConfig, group: EngineGroup) -> dict[str, Any]:
-    hosts = num_hosts(cluster, group.devices_per_engine)
-    return {"nnodes": hosts} if hosts > 1 else {}
 
 
 def transfer_backend(group: EngineGroup) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,10 +12,10 @@ from slime.config.schema import ClusterConfig, Role, SlimeConfig, WeightsConfig
 from slime.layout import Grid, read_grid
 from slime.topology.engines import EngineGroup, engine_groups, frozen_groups, work_in_pairs
 from slime.topology.environment import engine_environment, trainer_environment
-from slime.topology.placement import SAVER, HostDevices, engine_places, engine_ranks, frozen_places, trainer_places
+from slime.topology.placement import SAVER, HostDevices, engine_places, engine_ranks, trainer_places
 from slime.topology.quantization import WeightFormat, weight_format
 from slime.topology.server_fields import drafts_with_own_layer, server_fields
-from slime.topology.transport import publishers, sources, transport_name
+from slime.topology.transport import IPC, transport_name
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Engine:
         nodes: the places of its processes, in the order of SGLang's `node_rank`; the first one serves requests.
         fields: fields of `ServerArgs`, less addresses and `node_rank`.
         environment: variables that slime sets for each of its processes.
-        publishers: trainer ranks that hand it weights, as `slime.topology.transport.publishers` says; none if it is
-            frozen.
+        publishers: trainer ranks that hand it weights: those on its own devices, rank i of them to its tensor-parallel
+            rank i on whichever host these are; or else rank 0. None if it is frozen.
     """
 
     index: int
@@ -83,12 +83,10 @@ class Topology:
 
     @property
     def generates(self) -> bool:
-        """Whether the run ever samples: to learn from it, or to score the held-out prompts."""
         return bool(self.groups)
 
     @property
     def works_in_pairs(self) -> bool:
-        """Whether engines of two roles answer each request together."""
         return work_in_pairs(self.groups)
 
     @property
@@ -117,11 +115,6 @@ class Topology:
         """Name of how weights reach the engines, never `auto`."""
         return transport_name(self.weights, self.cluster)
 
-    @property
-    def sources(self) -> tuple[int, ...]:
-        """The trainer ranks that broadcast weights."""
-        return sources(self.weights, self.cluster)
-
     @cached_property
     def grid(self) -> Grid:
         """Raises SlimeError where the parallel sizes do not divide."""
@@ -129,17 +122,14 @@ class Topology:
 
     @cached_property
     def group_of_engine(self) -> tuple[EngineGroup, ...]:
-        """The group of every engine."""
         return tuple(group for group in self.groups for _ in range(group.num_engines))
 
     @cached_property
     def group_of_frozen(self) -> tuple[EngineGroup, ...]:
-        """The group of every frozen engine."""
         return tuple(group for group in self.frozen for _ in range(group.num_engines))
 
     @cached_property
     def engine_ranks(self) -> list[range]:
-        """Colocated: the trainer ranks beside each engine, in the order of its tensor-parallel ranks."""
         return engine_ranks(self.cluster, self.groups)
 
     @cached_property
@@ -148,23 +138,16 @@ class Topology:
 
     @cached_property
     def engine_places(self) -> list[tuple[HostDevices, ...]]:
-        """Of every engine's processes."""
-        return engine_places(self.cluster, self.groups)
-
-    @cached_property
-    def frozen_places(self) -> list[tuple[HostDevices, ...]]:
-        """Of every frozen engine's processes."""
-        return frozen_places(self.cluster, self.groups, self.frozen)
+        """The places of every engine's processes, frozen ones' last."""
+        return engine_places(self.cluster, self.groups, self.frozen)
 
     @property
     def places(self) -> list[HostDevices]:
-        """Of all processes, frozen engines' too."""
-        engines = (place for places in (*self.engine_places, *self.frozen_places) for place in places)
-        return [*self.trainer_places, *engines]
+        return [*self.trainer_places, *(place for places in self.engine_places for place in places)]
 
     @property
     def num_processes(self) -> list[int]:
-        """On each host."""
+        """Processes on each host."""
         counts = Counter(place.node for place in self.places)
         return [counts[node] for node in range(self.cluster.num_nodes)]
 
@@ -177,30 +160,11 @@ class Topology:
         )
 
     @cached_property
-    def engines(self) -> tuple[Engine, ...]:
-        ranks = publishers(self.cluster, self.groups, self.transport)
-        return self._engines_of(self.groups, self.engine_places, ranks, 0)
-
-    @cached_property
-    def frozen_engines(self) -> tuple[Engine, ...]:
-        """Their indices follow those of `engines`."""
-        places = self.frozen_places
-        return self._engines_of(self.frozen, places, [range(0)] * len(places), len(self.group_of_engine))
-
-    @property
     def every_engine(self) -> tuple[Engine, ...]:
-        """All by their indices, frozen ones too."""
-        return (*self.engines, *self.frozen_engines)
-
-    def _engines_of(
-        self,
-        groups: Sequence[EngineGroup],
-        places: Sequence[tuple[HostDevices, ...]],
-        publishers: Sequence[range],
-        first: int,
-    ) -> tuple[Engine, ...]:
-        """The engines of `groups`, of which `first` is the index of the first one."""
-        known = ((group, number) for group in groups for number in range(group.num_engines))
+        """All by their indices, frozen ones last."""
+        groups = (*self.group_of_engine, *self.group_of_frozen)
+        numbers = (number for group in (*self.groups, *self.frozen) for number in range(group.num_engines))
+        publishers = self._publishers + [range(0)] * len(self.group_of_frozen)
         return tuple(
             Engine(
                 index=index,
@@ -211,10 +175,28 @@ class Topology:
                 environment=engine_environment(self.cluster, group),
                 publishers=of_engine,
             )
-            for index, ((group, number), nodes, of_engine) in enumerate(
-                zip(known, places, publishers, strict=True), first
+            for index, (group, number, nodes, of_engine) in enumerate(
+                zip(groups, numbers, self.engine_places, publishers, strict=True)
             )
         )
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engines that are not frozen."""
+        return self.every_engine[: len(self.group_of_engine)]
+
+    @property
+    def frozen_engines(self) -> tuple[Engine, ...]:
+        return self.every_engine[len(self.group_of_engine) :]
+
+    @property
+    def _publishers(self) -> list[range]:
+        """`Engine.publishers` of each engine that is not frozen."""
+        if self.cluster.colocated and self.transport == IPC:
+            ranks = self.engine_ranks
+            if ranks and ranks[-1].stop <= self.cluster.num_trainers:  # on cpu engines may have more ranks than that
+                return ranks
+        return [range(1)] * len(self.group_of_engine)
 
 
 def read_topology(cfg: SlimeConfig) -> Topology:

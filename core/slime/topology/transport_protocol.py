@@ -47,11 +47,8 @@ class StoringTransport(Transport, Protocol):
         """The key of `weights` that names the folder. Every host of the run sees it by the same path."""
 
     def stored(self, weights: WeightsConfig, num_bytes: int) -> tuple[str, int]:
-        """What the folder holds at the end of a publish: in words, and at least how many bytes.
-
-        Args:
-            num_bytes: of a version.
-        """
+        """What the folder holds at the end of publishing a version of `num_bytes`: in words, and at least how many
+        bytes."""
 
     def to_write(self, folder: Path, num_bytes: int) -> int:
         """Bytes that must be free in the folder, besides what is there."""

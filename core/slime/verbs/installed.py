@@ -24,12 +24,7 @@ def names() -> list[str]:
 
 
 def find(words: Sequence[str], known: Collection[str]) -> tuple[str | None, list[str]]:
-    """The verb that a command line calls, and the words for it; None if it begins with no verb.
-
-    Args:
-        words: after `slime`.
-        known: `names()`.
-    """
+    """The verb of `known` that the words after `slime` call, and the words for it; None if they begin with no verb."""
     verb, *rest = words or [""]
     for name in known:
         head, _, option = name.partition(" ")
@@ -56,7 +51,6 @@ def load(name: str) -> Verb:
 
 
 def parser_of(name: str, verb: Verb) -> ArgumentParser:
-    """The parser of a verb, whose help ends with the options that have a parser of their own."""
     parser = ArgumentParser(prog=f"slime {name}")
     verb.add_arguments(parser)
     options = {option: each.help for option, each in factories().items() if option.startswith(f"{name} ")}

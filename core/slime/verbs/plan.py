@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from argparse import Namespace
@@ -59,7 +58,7 @@ def examine_with_run_dir(keys: Sequence[str]) -> Composed:
     if composed.problems or not composed.topology:
         return composed
     if obstacle := RunDir.obstacle(composed.cfg, written_folders(composed.topology)):
-        return dataclasses.replace(composed, needs=[*composed.needs, obstacle])
-    if finished := RunDir.finished(composed.cfg):
-        return dataclasses.replace(composed, warnings=[*composed.warnings, finished])
+        composed.needs = [*composed.needs, obstacle]
+    elif finished := RunDir.finished(composed.cfg):
+        composed.warnings.append(finished)
     return composed

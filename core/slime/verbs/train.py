@@ -44,6 +44,5 @@ def run(args: Namespace) -> None:
 
 
 def warn(composed: Composed) -> None:
-    """Print what is odd about a run, and not wrong."""
     for warning in composed.warnings:
         print(f"slime: warning: {warning}", file=sys.stderr)

@@ -11,7 +11,7 @@ from slime.hookspecs import hookimpl
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
     from slime.errors import SlimeError
-    from slime.plan.part import PlanPart
+    from slime.sizes.estimate import PlanPart
     from slime.sizes.model import ModelSizes
 
 MATH = ("arithmetic", "dapo", "deepscaler", "math")

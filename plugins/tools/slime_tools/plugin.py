@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slime.contracts import VerbFactory
@@ -11,12 +11,14 @@ from slime.hookspecs import hookimpl
 from slime.types import TrackedRun
 
 if TYPE_CHECKING:
-    from slime.cluster.preflight import Preflight
-    from slime.compose.advice import Adviser
+    from slime.compose.check import Rules
+    from slime.config.schema import SlimeConfig
     from slime.data.rows import RowReader
-    from slime.plan.part import PlanPart
-    from slime.sizes.estimate import MemoryEstimate
+    from slime.errors import SlimeError
+    from slime.run_dir import RunDir
+    from slime.sizes.estimate import MemoryEstimate, PlanPart
     from slime.sizes.model import ModelSizes
+    from slime.topology.topology import Topology
 
 VERBS = {
     "check-reward": ("check_reward.command", "try a reward on right, wrong and hostile responses to a prompt set"),
@@ -51,7 +53,7 @@ def slime_memory_estimates() -> Mapping[str, Callable[..., MemoryEstimate]]:
 
 
 @hookimpl
-def slime_advisers() -> Mapping[str, Callable[[], Adviser]]:
+def slime_advisers() -> Mapping[str, Callable[..., Sequence[SlimeError]]]:
     return {"nearest": _nearest}
 
 
@@ -61,7 +63,7 @@ def slime_row_formats() -> Mapping[str, Callable[[], RowReader]]:
 
 
 @hookimpl
-def slime_preflights() -> Mapping[str, Callable[[], Preflight]]:
+def slime_preflights() -> Mapping[str, Callable[..., None]]:
     return {"hosts": _hosts}
 
 
@@ -88,10 +90,10 @@ def _memory_of_gpus(sizes: ModelSizes) -> MemoryEstimate:
     return GpuMemory.of(sizes)
 
 
-def _nearest() -> Adviser:
+def _nearest(problems: Sequence[SlimeError], given: SlimeConfig, rules: Rules) -> Sequence[SlimeError]:
     from slime_tools.nearest.nearest import with_ways_out
 
-    return with_ways_out
+    return with_ways_out(problems, given, rules)
 
 
 def _parquet() -> RowReader:
@@ -100,10 +102,10 @@ def _parquet() -> RowReader:
     return parquet_rows
 
 
-def _hosts() -> Preflight:
-    from slime_tools.preflight.hosts import Hosts
+def _hosts(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:
+    from slime_tools.preflight.hosts import require_ready
 
-    return Hosts()
+    require_ready(topology, run, nodes, writes)
 
 
 def _watch(run: TrackedRun) -> Subscriber:

@@ -25,9 +25,9 @@ from slime.weights.transports import transport_of
 class Publisher:
     """Made once on every rank of the trainer, at the same time: it makes process groups.
 
-    Who serves whom is `slime.topology.transport.publishers`; where that is not rank 0 alone, every rank gathers all
-    weights. How is the sender's business (`slime.topology.transport_protocol.Transport`). Engines' hosts reach this one
-    at `host`.
+    Who serves whom is `slime.topology.topology.Engine.publishers`; where that is not rank 0 alone, every rank
+    gathers all weights. How is the sender's business (`slime.topology.transport_protocol.Transport`). Engines'
+    hosts reach this one at `host`.
     """
 
     def __init__(self, topology: Topology, trainer: Weights, host: str) -> None:

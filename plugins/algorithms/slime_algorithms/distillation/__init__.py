@@ -11,25 +11,22 @@ from slime.objective import Objective
 from slime_algorithms.distillation.opd import NoReward, Opd
 
 if TYPE_CHECKING:
-    from slime.cluster.preflight import Preflight
     from slime.config.schema import SlimeConfig
     from slime.errors import SlimeError
     from slime.run_dir import RunDir
     from slime.topology.topology import Topology
 
 
-class TeacherAnswers:
+def require_teacher(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:
     """Before anything of a run that trains starts: its teacher is served, and has the model's tokens."""
+    from slime.algo.stages import run_stages
+    from slime.config.paths import resolve
+    from slime_algorithms.distillation.served import Server
 
-    def require_ready(self, topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
-        from slime.algo.stages import run_stages
-        from slime.config.paths import resolve
-        from slime_algorithms.distillation.served import Server
-
-        model, objective = topology.config.model, run_stages(topology.config).all[-1].objective
-        if writes and isinstance(objective, Opd) and objective.teacher_url:
-            server = Server(objective.teacher_url, objective.teacher_key_env)
-            server.require_tokens_of(resolve(model.tokenizer or model.path))
+    model, objective = topology.config.model, run_stages(topology.config).all[-1].objective
+    if writes and isinstance(objective, Opd) and objective.teacher_url:
+        server = Server(objective.teacher_url, objective.teacher_key_env)
+        server.require_tokens_of(resolve(model.tokenizer or model.path))
 
 
 @hookimpl
@@ -48,8 +45,8 @@ def slime_config_paths() -> Sequence[str]:
 
 
 @hookimpl
-def slime_preflights() -> Mapping[str, Callable[[], Preflight]]:
-    return {"teacher": TeacherAnswers}
+def slime_preflights() -> Mapping[str, Callable[..., None]]:
+    return {"teacher": require_teacher}
 
 
 @hookimpl

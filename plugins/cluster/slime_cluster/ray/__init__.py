@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from slime.cluster.ray_starter import RayStarter
+    from contextlib import AbstractContextManager
+
+    from slime.cluster.ray_starter import RayHere
+    from slime.topology.topology import Topology
 
 
 @hookimpl
-def slime_ray_starters() -> Mapping[str, Callable[[], RayStarter]]:
-    return {"ray": _starter}
+def slime_ray_starters() -> Mapping[str, Callable[[Topology], AbstractContextManager[RayHere]]]:
+    return {"ray": _here}
 
 
-def _starter() -> RayStarter:
-    from slime_cluster.ray.starter import Starter
+def _here(topology: Topology) -> AbstractContextManager[RayHere]:
+    from slime_cluster.ray.starter import here
 
-    return Starter()
+    return here(topology)

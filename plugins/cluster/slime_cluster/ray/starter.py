@@ -47,27 +47,26 @@ def object_store_bytes(cfg: SlimeConfig) -> int:
     return SMALL_CALLS_BYTES + int(1.1 * TOKEN_BYTES * num_tokens)  # sequences are padded
 
 
-class Starter:
-    """A `slime.cluster.ray_starter.RayStarter`."""
+def here(topology: Topology) -> contextlib.AbstractContextManager[LocalRay]:
+    """The Ray of `slime.cluster.ray_starter.ray_here`."""
+    require_gpus(topology.cluster)
+    return _here(topology)
 
-    def here(self, topology: Topology) -> contextlib.AbstractContextManager[LocalRay]:
-        require_gpus(topology.cluster)
-        return self._here(topology)
 
-    @contextlib.contextmanager
-    def _here(self, topology: Topology) -> Iterator[LocalRay]:
-        cluster, mark = topology.cluster, secrets.token_hex(4)
-        launcher = launcher_of(cluster)
-        hosts = launcher.hosts(cluster) if launcher else []
-        own = launcher.this_host(cluster) if launcher else None
-        processes = topology.num_processes
-        num_slots = processes[own.number] if own else sum(processes)
-        store = object_store_bytes(topology.config)
-        with (
-            reaped(mark) as reaper,
-            ray_cluster(cluster, num_slots, store, own, mark=mark, note=reaper.note) as started,
-        ):
-            yield LocalRay(mark, started, hosts, own)
+@contextlib.contextmanager
+def _here(topology: Topology) -> Iterator[LocalRay]:
+    cluster, mark = topology.cluster, secrets.token_hex(4)
+    launcher = launcher_of(cluster)
+    hosts = launcher.hosts(cluster) if launcher else []
+    own = launcher.this_host(cluster) if launcher else None
+    processes = topology.num_processes
+    num_slots = processes[own.number] if own else sum(processes)
+    store = object_store_bytes(topology.config)
+    with (
+        reaped(mark) as reaper,
+        ray_cluster(cluster, num_slots, store, own, mark=mark, note=reaper.note) as started,
+    ):
+        yield LocalRay(mark, started, hosts, own)
 
 
 @dataclass(frozen=True)

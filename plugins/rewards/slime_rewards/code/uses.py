@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slime.compose.labels import judged_sets
 from slime.config.schema import SlimeConfig
 from slime_rewards.code.labels import cases_of
 from slime_rewards.code.reward import LOCAL
+from slime_rewards.labels import judged_sets
 
 TOOL = "slime_rewards.code.tool:python"
 
@@ -71,7 +71,7 @@ def _missing() -> str:
 
 
 class SandboxPart:
-    """A `slime.plan.part.PlanPart`: what confines programs on the machine of the plan, where some are run here."""
+    """A `slime.sizes.estimate.PlanPart`: what confines programs on the machine of the plan, where some are run here."""
 
     def __init__(self, cfg: SlimeConfig) -> None:
         local = [options for _, options in rewards(cfg) if options.get("sandbox", LOCAL) == LOCAL]

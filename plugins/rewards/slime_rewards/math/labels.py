@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from slime.compose.labels import JudgedSet, judged_sets
 from slime.config.schema import SlimeConfig
 from slime.data.rows import kind_of
+from slime_rewards.labels import JudgedSet, judged_sets
 from slime_rewards.math.answers import label_text
 
 

@@ -21,7 +21,7 @@ TITLE = "trainers wait, if lengths are spread evenly up to their limits"
 
 
 class Waiting:
-    """A `slime.plan.part.PlanPart`.
+    """A `slime.sizes.estimate.PlanPart`.
 
     Attributes:
         bubbles: of a step; None where no rank has another one to wait for, no sequence fits a micro-batch, or numpy is
@@ -69,4 +69,5 @@ def shape_of(sizes: ModelSizes, chunks: int, *, are_pairs: bool) -> Shape:
     cfg, grid = sizes.topology.config, sizes.topology.grid
     cap, multiple = cfg.train.max_tokens_per_micro_batch, grid.pp if chunks > 1 else 1
     attention = attention_of(sizes.model, sizes.weights)
-    return Shape(grid.dp, multiple, grid.packing_align, cap, sharing(cfg, grid), attention, are_pairs)
+    shares = sharing(cfg.train, cfg.cluster, grid)
+    return Shape(grid.dp, multiple, grid.packing_align, cap, shares, attention, are_pairs)

@@ -6,6 +6,7 @@ The evaluation has a run directory of its own, `<run>/eval/<checkpoint>`, so tha
 from __future__ import annotations
 
 import json
+import re
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ from slime.checkpoints import Checkpoint, published
 from slime.compose import groups as config_groups
 from slime.compose.compose import Composed, checked, merge, ready
 from slime.compose.groups import DECLARED, NO_RECIPE, UNSET, Groups
-from slime.compose.names import as_name
 from slime.compose.overrides import CommandLine, add_choices_of_model, choose, read_command_line
 from slime.config.hf import read_hf_config
 from slime.config.schema import (
@@ -230,6 +230,11 @@ def of_run(config: Path, argv: Sequence[str], home: Path, weights: Path) -> Comp
     return _evaluation(saved, home, line, plugins, groups)
 
 
+def _as_name(text: str) -> str:
+    """A name like the text that `slime.compose.names` takes: other characters become `-`."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-.")[:100] or "model"
+
+
 def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
     """What evaluates the model in an HF folder.
 
@@ -241,7 +246,7 @@ def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
     Raises:
         SlimeError: as of `of_run`.
     """
-    name = as_name(folder.name)
+    name = _as_name(folder.name)
     model = {"name": name, "family": str(read_hf_config(str(folder))["model_type"]), "path": str(folder)}
     plugins, groups = _installed()
     line = read_command_line(argv, groups)
@@ -273,7 +278,7 @@ def _saved(config: Path) -> Saved:
 
 def _evaluation(saved: Saved, home: Path, line: CommandLine, plugins: Plugins, groups: Groups) -> Composed:
     """The groups as in training, over the saved values, under the command line."""
-    saved["run"] |= {"name": as_name(home.name), "dir": str(home.parent), "num_steps": 1, "resume": "auto"}
+    saved["run"] |= {"name": _as_name(home.name), "dir": str(home.parent), "num_steps": 1, "resume": "auto"}
     unset = {"reward": UNSET, "cluster": UNSET, "model": UNSET, "algo": "grpo", "buffer": "fifo"}
     ordered = [*(group for group in DECLARED if group not in CHOOSING), *CHOOSING]
     chosen = [{group: unset.get(group, "none")} for group in ordered]

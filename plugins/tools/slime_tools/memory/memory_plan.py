@@ -106,7 +106,7 @@ class MemoryPlan(ModelSizes):
         )
         held = self.held or self.held_of(grid, self.model)
         longest = min(self.tokens, longest_sequence(cfg)[0]) if self.topology.generates else self.tokens
-        shares = self.topology.generates and sharing(cfg, grid) > 0
+        shares = self.topology.generates and sharing(cfg.train, cfg.cluster, grid) > 0
         activations = Activations(self.model, grid, self.tokens, longest, KEYS_A_ROW if shares else 1.0)
         of_blocks = {blocks: activations.layer(blocks) for blocks in set(self._by_layer.values())}
         last = grid.pp - 1

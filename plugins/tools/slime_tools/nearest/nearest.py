@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from slime.compose.advice import Rules
+from slime.compose.check import Rules
 from slime.config.changes import Changes, changed, in_words
 from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
 from slime.config.schema import RolloutConfig, SlimeConfig
@@ -29,8 +29,8 @@ FARTHEST = 8
 
 
 def with_ways_out(problems: Sequence[SlimeError], given: SlimeConfig, rules: Rules) -> list[SlimeError]:
-    """A `slime.compose.advice.Adviser`: of each problem about a size, the way out is the nearest size that the plan
-    takes, if there is one."""
+    """The problems, of which those about a size have the nearest one that the plan takes as their way out, if there is
+    one (hook `slime_advisers`)."""
     before = {problem.where for problem in problems}
 
     def is_way_out(where: str, changes: Changes) -> bool:

@@ -56,15 +56,13 @@ SHARED_MEMORY = 1 * GIB
 """For NCCL between the GPUs of a host, and for SGLang between its processes."""
 
 
-class Hosts:
+def require_ready(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:
     """The preflight `hosts`: software, GPUs, memory, disk, folders, clocks and ports (`slime.cluster.preflight`)."""
-
-    def require_ready(self, topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
-        found = look(read_wanted(topology, run, writes=writes), nodes, _names(topology.cluster))
-        if error := complaint(found):
-            raise error
-        for note in notes(found):
-            print(printable(note), file=sys.stderr, flush=True)
+    found = look(read_wanted(topology, run, writes=writes), nodes, _names(topology.cluster))
+    if error := complaint(found):
+        raise error
+    for note in notes(found):
+        print(printable(note), file=sys.stderr, flush=True)
 
 
 def complaint(found: Mapping[str, HostFacts]) -> SlimeError | None:

@@ -168,7 +168,7 @@ def publish_lines(topology: Topology, links: Sequence[Link], seconds: PublishSec
 
 
 class Publishing:
-    """A `slime.plan.part.PlanPart`.
+    """A `slime.sizes.estimate.PlanPart`.
 
     Attributes:
         links: what carries a published version; none without engines.

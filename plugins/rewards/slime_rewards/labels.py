@@ -1,4 +1,4 @@
-"""Labels that a reward is going to judge by, for a plugin that looks at them before a run."""
+"""Labels that a reward is going to judge by, for those that look at them before a run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,127 @@
+"""Rules of engines: weights that come while they generate, models of their own, and what they tell of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slime.config.choices import Publish
+from slime.config.hf import num_labels, read_hf_config, scores
+from slime.config.paths import resolve
+from slime.engines.limits import longest_sequence, num_drafted, room
+from slime.errors import SlimeError
+from slime.sizes.model import frozen_sizes
+from slime.topology.placement import SAVER
+from slime.topology.recordings import numbers_told, recordings_of
+from slime.topology.server_fields import drafts_with_own_layer
+from slime.topology.topology import Topology
+
+
+def staleness_problems(topology: Topology) -> Iterator[SlimeError]:
+    """Whether engines can generate while the trainers work, and take new weights with requests inside."""
+    rollout = topology.config.rollout
+    if not rollout.max_staleness:
+        return
+    if topology.takes_turns:
+        bound = f"rollout.max_staleness={rollout.max_staleness}"
+        what = f"lets trainers and engines use the devices in turns, but with {bound} both work at once"
+        todo = f"Set cluster.placement=disaggregated, or rollout.sglang.{SAVER}=false if both fit together."
+        yield SlimeError(what, where="cluster.placement", todo=todo)
+    if rollout.publish is Publish.abort:
+        return
+    where, todo = "rollout.publish", "Set rollout.publish=abort."
+    is_set = f"is {rollout.publish.name}, but"
+    if topology.works_in_pairs:
+        yield SlimeError(f"{is_set} prefill and decode engines cannot pause requests", where=where, todo=todo)
+        return
+    for group in topology.groups:
+        sizes = f"pp_size={group.sglang.get('pp_size')}"
+        if (group.sglang.get("pp_size") or 1) > 1:
+            yield SlimeError(f"{is_set} engines of {sizes} cannot pause requests", where=where, todo=todo)
+        elif rollout.publish is Publish.keep and group.sglang.get("speculative_algorithm"):
+            todo = "Set rollout.publish=retract."
+            yield SlimeError(f"{is_set} engines that draft tokens cannot keep their keys", where=where, todo=todo)
+
+
+def frozen_problems(topology: Topology) -> Iterator[SlimeError]:
+    """Models that are not there, or score with more than one number."""
+    for group in topology.frozen:
+        assert group.model, "it has one of its own"
+        where = f"rollout.engines.{group.name}.model"
+        try:
+            hf = read_hf_config(group.model)
+        except SlimeError as problem:
+            yield problem.under(where)
+            continue
+        if not any(resolve(group.model).glob("*.safetensors")):
+            todo = "Fetch the weights: nothing is published to these engines."
+            yield SlimeError(f"there are no *.safetensors files in {group.model}", where=where, todo=todo)
+        if scores(hf) and (count := num_labels(hf)) != 1:
+            what = f"{' '.join(hf['architectures'])} has {count} labels, and a reward is one number"
+            yield SlimeError(what, where=where, todo="Name a reward model with one (id2label of config.json).")
+
+
+def frozen_warnings(topology: Topology) -> Iterator[SlimeError]:
+    """GPUs whose memory is not counted."""
+    known = frozen_sizes(topology) if topology.cluster.on_gpus else {group.name for group in topology.frozen}
+    for name in (group.name for group in topology.frozen if group.name not in known):
+        what = f"the memory of engine group '{name}' is not counted: no installed plugin knows its model's sizes"
+        todo = "See that the model fits its devices, or give the group more of them."
+        yield SlimeError(what, where=f"rollout.engines.{name}.model", todo=todo)
+
+
+def recording_problems(topology: Topology) -> Iterator[SlimeError]:
+    """Why engines cannot tell of tokens what a key or a plugin asks of them."""
+    cfg = topology.config
+    key = "train.routing_replay" if cfg.train.routing_replay else "observe.routing"
+    recordings, todo = recordings_of(cfg), f"Set {key}=false, or change that."
+    asked = [(key, todo, each) for each in recordings]
+    asked += [(f"recording '{each.name}'", "Uninstall its plugin, or change that.", each) for each in numbers_told()]
+    if not recordings and (cfg.train.routing_replay or cfg.observe.routing):
+        yield SlimeError("does nothing: the model has no mixture of experts", where=key, todo="Remove it.")
+    elif recordings and topology.works_in_pairs:
+        yield SlimeError("prefill and decode engines do not return what prefill engines chose", where=key, todo=todo)
+    for group in topology.groups:
+        for where, way_out, recording in asked:
+            for problem in recording.problems(cfg.train.megatron, group.sglang):
+                yield SlimeError(problem, where=where, todo=way_out)
+
+
+def context_problems(topology: Topology, hf: Mapping[str, Any]) -> Iterator[SlimeError]:
+    """Whether the longest sequence fits the model's context and the engines' token pools, as far as they are known."""
+    longest, key = longest_sequence(topology.config)
+    for group in topology.groups:
+        limits = {
+            "the model's context": (hf.get("max_position_embeddings"), 1),
+            group.home_of("context_length"): (group.sglang.get("context_length"), 1),
+            group.home_of("max_total_tokens"): (group.sglang.get("max_total_tokens"), group.sglang.get("page_size")),
+        }
+        rooms = [
+            (room(limit, page_size=page_size or 1, num_drafted=num_drafted(group.sglang)), f"{name} of {limit}")
+            for name, (limit, page_size) in limits.items()
+            if limit is not None
+        ]
+        least, name = min(rooms, key=lambda each: each[0], default=(longest, ""))
+        if longest > least:
+            what = f"prompt and response may have {longest} tokens, {name} has room for {least}"
+            where, todo = f"rollout.max_prompt_tokens, {key}", f"Lower them to {least} together."
+            yield SlimeError(what, where=where, todo=todo)
+            return
+
+
+def renewal_problems(topology: Topology, *, drafts: bool) -> Iterator[SlimeError]:
+    """Engines in which a published version would not renew all that they compute with; `drafts`: the model has a layer
+    that drafts."""
+    for group in topology.groups:
+        draft = group.sglang.get("speculative_draft_model_path")
+        if draft is not None and draft != topology.config.model.path:
+            what, where = "names another model, but publishing renews the trained one only", "draft_model_path"
+            yield SlimeError(what, where=group.home_of(f"speculative_{where}"), todo="Remove it.")
+        elif drafts_with_own_layer(group.sglang) and not drafts:
+            what, where = "needs a multi-token prediction layer, which this model does not have", "algorithm"
+            yield SlimeError(what, where=group.home_of(f"speculative_{where}"), todo="Remove it.")
+        # SGLang reorders experts for these kernels when it starts, not when it loads a new version.
+        for key in ("moe_runner_backend", "speculative_moe_runner_backend"):
+            if str(group.sglang.get(key)).startswith("flashinfer_trtllm"):
+                what = "reorders experts at start-up only, so weights published later would be in the wrong order"
+                yield SlimeError(what, where=group.home_of(key), todo="Use triton.")
