@@ -9,7 +9,7 @@ from slime.train import rank
 
 def test_the_trainer_has_what_its_contract_asks_for() -> None:
     found = rank.trainer_class(Device.cpu)
-    methods = {name for name in vars(rank.TrainerRank) if not name.startswith("_")}
+    methods = {name for name in dir(rank.TrainerRank) if not name.startswith("_")}
     assert {"train", "export_plan", "begin_save"} <= methods
     missing = [name for name in methods if not hasattr(found, name)]
     assert missing == ["device"], "which is an attribute"

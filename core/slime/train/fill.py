@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,13 +20,13 @@ import numpy as np
 EVEN = 1.005
 """Work of the busiest rank over the mean, and that of the longest of each round: from which on more is tried."""
 
-_MOST_REPAIRS = 8
-"""Rounds that are filled again."""
+_MOST_REPAIRS, _FEW = 4, 2048
+"""Rounds that are filled again; units that are placed one by one if they cannot be placed many at a time."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of all units, `rows` and `work` [units]; `cap`: rows that a micro-batch has at most."""
+    """Of all units: `rows` and `work` [units]; `cap`: rows that a micro-batch has at most."""
 
     rows: np.ndarray
     work: np.ndarray
@@ -40,7 +41,7 @@ class Filled:
     num_bins: int
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """The sum over the units of each micro-batch."""
+        """Of the units of each micro-batch."""
         return np.bincount(self.place, values, self.num_bins)
 
 
@@ -93,26 +94,46 @@ class _Filling:
         self.by_work = np.argsort(-sizes.work, kind="stable")
 
     def best(self) -> np.ndarray | None:
-        nothing = np.zeros(0, np.int64)
-        found = self._completed(np.full(len(self.by_work), -1), nothing, nothing, np.arange(self.num_bins))
-        return self._best_fit() if found is None else self._repaired(found)
+        found, waiting = None, math.inf
+        for tried in self._tries():
+            if tried is not None and (now := self._waiting(tried)) < waiting:
+                found, waiting = tried, now
+            if waiting <= EVEN:
+                return found
+        return self._repaired(found, waiting) if found is not None else self._best_fit()
+
+    def _tries(self) -> Iterator[np.ndarray | None]:
+        """With units alone in the first rounds that are more work than others are together, and with fewer of them.
+
+        Whoever does nothing while another rank is at such a unit has lost the time: what stands beside it in its round
+        is filled up to its work.
+        """
+        work, ranks = self.sizes.work[self.by_work][: self.num_bins], self.num_ranks
+        rest = self.sizes.work.sum() - np.cumsum(work) + work
+        is_large = work * (self.num_bins - np.arange(len(work))) > rest
+        large = 0 if ranks == 1 or is_large.all() else int(is_large.argmin())
+        for rounds in sorted({-(-large // ranks), large // ranks, 0}, reverse=True):
+            first = self.by_work[: rounds * ranks]
+            place = np.full(len(self.by_work), -1)
+            place[first] = np.arange(len(first))
+            heights = np.repeat(self.sizes.work[first[::ranks]], ranks)[: len(first)]
+            yield self._completed(place, place[first], heights, np.arange(len(first), self.num_bins))
 
     def _waiting(self, place: np.ndarray) -> float:
         """Work of the longest of each round, over the mean."""
         rounds = np.sort(np.bincount(place, self.sizes.work, self.num_bins))[:: -self.num_ranks]
         return float(rounds.sum() * self.num_ranks / self.sizes.work.sum())
 
-    def _repaired(self, place: np.ndarray) -> np.ndarray:
+    def _repaired(self, place: np.ndarray, waiting: float) -> np.ndarray:
         """The rounds in which most is lost are filled again: up to their longest, or to no more than their largest
-        unit, whose company goes to other rounds. Whoever does nothing while another rank is at such a unit has lost the
-        time."""
-        seen, waiting = np.zeros(self.num_bins, np.bool_), self._waiting(place)
+        unit, whose company goes to other rounds."""
+        seen = np.zeros(self.num_bins, np.bool_)
         for _ in range(_MOST_REPAIRS):
             work = np.bincount(place, self.sizes.work, self.num_bins)
             rounds = np.argsort(-work, kind="stable").reshape(-1, self.num_ranks)
             lost = (work[rounds[:, :1]] - work[rounds]).sum(axis=1) * ~seen[rounds].any(axis=1)
             worst = int(lost.argmax())
-            if waiting <= EVEN or lost[worst] < 5e-4 * self.sizes.work.sum():
+            if waiting <= EVEN or lost[worst] < 1e-3 * self.sizes.work.sum():
                 break
             seen[rounds[worst]] = True
             for tried in (self._raised(place, rounds, worst, work), self._lowered(place, rounds[worst], seen)):
@@ -128,7 +149,7 @@ class _Filling:
         return self._completed(self._loosened(place, low, free), low, np.full(len(low), height), free)
 
     def _lowered(self, place: np.ndarray, bins: np.ndarray, seen: np.ndarray) -> np.ndarray | None:
-        """Units without room beside the largest go to rounds that were not seen."""
+        """What has no room beside the largest units goes to rounds that were not seen."""
         kept = self._loosened(place, bins, bins[:0])
         work = np.bincount(kept + 1, self.sizes.work, self.num_bins + 1)[1:][bins]
         return self._completed(kept, bins, np.full(len(bins), work.max()), np.flatnonzero(~seen))
@@ -167,10 +188,13 @@ class _Filling:
             left = np.delete(left, taken)
         if rows[left].sum() > room[free].sum():
             return None
-        for is_full in (False, True):
+        ways = [(self._many_at_a_time, False), (self._many_at_a_time, True)]
+        if len(left) <= _FEW:
+            ways[1:] = [(self._one_by_one, False), (self._one_by_one, True)]
+        for method, is_full in ways:
             own = work - rows if is_full else work  # the work that its room will hold counts as a micro-batch's own
             held_then = held + room if is_full else held.copy()
-            found = self._many_at_a_time(_Rest(left[::-1], own, free, place.copy(), room.copy(), held_then))
+            found = method(_Rest(left[::-1], own, free, place.copy(), room.copy(), held_then))
             if found is not None:
                 return found
         return None
@@ -198,7 +222,7 @@ class _Filling:
         return None if len(left) else place
 
     def _one_by_one(self, rest: _Rest) -> np.ndarray | None:
-        """Place units one after another. Micro-batches without room wait until units are small enough for them."""
+        """The same without haste. Those without room wait until units are small enough for them."""
         rooms, found = rest.room.tolist(), []
         lightest = list(zip(rest.held[rest.free].tolist(), rest.free.tolist(), strict=True))
         waiting: list[tuple[int, float, int]] = []
