@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from slime_megatron.fp8_block.blocks import E4M3, LARGEST, dequantize
 from slime_megatron.fp8_block.config import BLOCK, Fp8Format
 from slime_megatron.fp8_block.quantizer import quantize
+from slime_megatron.mixture_of_experts.grouped import GroupedExperts
 from slime_megatron.train import reference
 from slime_megatron.train.gaps import Scores, means, of_engine
 from slime_megatron.train.local_batch import LocalMicroBatch
@@ -145,13 +145,13 @@ def _rounding_activations(model: Model, local: Mapping[str, LocalTensor], fp8: F
     quantized = {held.tensor.data_ptr() for held in local.values() if _is_quantized(held, fp8)}
     with ExitStack() as stack:
         for part in (part for module in model.modules for part in module.modules()):
-            weight = getattr(part, "weight1" if isinstance(part, GroupedMLP) else "weight", None)
+            weight = getattr(part, "weight1" if isinstance(part, GroupedExperts) else "weight", None)
             if not isinstance(weight, Tensor) or weight.data_ptr() not in quantized:
                 continue
             stack.callback(part.register_forward_pre_hook(_round_first).remove)
-            if isinstance(part, GroupedMLP):  # what goes into its second matrix
-                stack.callback(setattr, part, "activation_func_with_probs", part.activation_func_with_probs)
-                part.activation_func_with_probs = partial(_rounded_result, part.activation_func_with_probs)
+            if isinstance(part, GroupedExperts):  # what goes into its second matrix
+                stack.callback(setattr, part, "activate", part.activate)
+                part.activate = partial(_rounded_result, part.activate)
         yield
 
 
