@@ -20,6 +20,7 @@ from slime.config.keys import FOREIGN, open_section, own_keys
 from slime.config.passthrough import SET_BY_SLIME, settable
 from slime.config.paths import resolve
 from slime.config.schema import SlimeConfig
+from slime.errors import EXIT_ERROR
 from slime.hookspecs import SlimeHooks
 from slime.types import Prompt, Sample, Verdict
 
@@ -51,7 +52,7 @@ def test_every_command_is_understood(
     refused |= {"watch": "there is no run here", "runs": "there are no runs"}
     if words[0] in refused:
         monkeypatch.chdir(tmp_path)
-        assert command.main(words) == command.EXIT_ERROR
+        assert command.main(words) == EXIT_ERROR
         named = tmp_path / (words[1] if words[1:] else "runs")
         assert f"{named}: {refused[words[0]]}" in capsys.readouterr().err
         return

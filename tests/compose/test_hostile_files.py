@@ -139,7 +139,7 @@ FOLDERS = {
     ),
     "two strange fields": (
         fields(attention_bias=True, use_sliding_window=True, logit_scale=2.0),
-        "{folder}/config.json: 'use_sliding_window: True' is not supported for this model family; 'attention_bias:",
+        "{folder}/config.json: 'attention_bias: True' is not supported for this model family; 'use_sliding_window:",
     ),
     "no heads": (fields(num_attention_heads=0, head_dim=True), "{folder}/config.json: 'num_attention_heads' must be a"),
     "a text as epsilon": (fields(rms_norm_eps="1e-05"), "{folder}/config.json: 'rms_norm_eps' must be a positive num"),
