@@ -1,5 +1,5 @@
-# One line a job. `make demo` and `make test` each work on a fresh machine with Python 3.11.
-PYTHON ?= python3
+# One line a job. `make demo` and `make test` each work on a fresh machine with Python 3.11 to 3.13, or with an older one that has pip.
+PYTHON ?=
 WORKSPACE := . $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml plugins/*/*/pyproject.toml))
 TEST_PROCESSES ?= 3
 BASE ?= main
@@ -57,8 +57,8 @@ wheels: .venv/run          ## every distribution as a wheel, into dist/, beside 
 COMPILE_OURS := .venv/bin/python -m compileall -qq -j 0 core plugins
 COMPILE := .venv/bin/python -m compileall -qq -j 0 .venv/lib
 SELDOM := /(tests|testing|transformers/models|sglang/multimodal_gen|torch/_inductor|ray/(rllib|data|serve|tune|train|llm))/
-.venv/run: requirements/cpu.txt requirements/install_cpu.py $(WORKSPACE:%=%/pyproject.toml)
-	$(PYTHON) -m venv --clear .venv
+.venv/run: requirements/cpu.txt requirements/install_cpu.py requirements/make_venv.sh $(WORKSPACE:%=%/pyproject.toml)
+	sh requirements/make_venv.sh .venv $(PYTHON)
 	.venv/bin/python requirements/install_cpu.py
 	[ -z "$$PYTHONDONTWRITEBYTECODE" ] || $(COMPILE) -x '$(SELDOM)' || true
 	.venv/bin/pip install --quiet --no-deps --no-build-isolation $(addprefix --editable ,$(WORKSPACE))

@@ -51,10 +51,8 @@ def wrong_platform(system: str, machine: str) -> str:
         return ""
     here = f"slime trains on Linux on x86_64 (WSL 2 is one), and this is {system} on {machine}"
     why = "triton, sglang and mooncake have no wheels for it" if system != "Linux" else "llguidance had no wheel for it"
-    folders = " ".join(
-        f"./plugins/{kind}/*" for kind in ("models", "blocks", "rewards", "filters", "engines", "estimates", "formats")
-    )
-    return f"{here}: {why}. Planning works everywhere with Python 3.11 to 3.13: pip install '.[plan]' {folders}"
+    plans = "pip install --requirement requirements/plan.txt"
+    return f"{here}: {why}. Planning works everywhere with Python 3.11 to 3.13: {plans}"
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
