@@ -181,9 +181,9 @@ def servers(run: Run) -> list[psutil.Process]:
     return found
 
 
-def test_a_run_that_is_terminated_while_its_engine_starts_leaves_no_process(tmp_path: Path) -> None:
-    """The engine is kept from coming up, which the supervised steps do not wait for. Ctrl-C ends the same way: a run of
-    agents (`plugins/agents`) gets one."""
+def test_a_run_that_is_interrupted_while_its_engine_starts_leaves_no_process(tmp_path: Path) -> None:
+    """The engine is kept from coming up, which the supervised steps do not wait for. It is interrupted, as a run of
+    agents (`plugins/agents`) is."""
     run = Run(tmp_path, cluster="local2", settings={"sft.num_steps": 5000}).start()
     run.until(lambda: bool(servers(run)))
     servers(run)[0].suspend()
@@ -191,7 +191,7 @@ def test_a_run_that_is_terminated_while_its_engine_starts_leaves_no_process(tmp_
     second = Run(tmp_path / "again").start_beside(run)
     assert second.finish() == 2
     assert "another run is using this directory" in second.text()
-    run.kill(signal.SIGTERM)
+    run.kill(signal.SIGINT)
     assert run.process.returncode == 130
     assert run.strays() == []
     said = run.text()

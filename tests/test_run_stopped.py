@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slime.errors import EXIT_STOPPED
-from tests.running import Run
+from tests.running import NO_STOP, Run
 
 pytestmark = pytest.mark.slow
 ONLY_AT_THE_END = {"train.checkpoint.interval": 0, "sft.num_steps": 0, "sft.lr_warmup_steps": 0, "sft.path": "null"}
@@ -39,7 +39,7 @@ def test_a_signal_saves_after_the_step(whole: Run, tmp_path: Path, number: signa
 
 
 def test_a_second_signal_stops_it_now(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings={**ONLY_AT_THE_END, "run.num_steps": 2000}, forked=True).start()
+    run = Run(tmp_path, settings={**ONLY_AT_THE_END, "run.num_steps": 2000, **NO_STOP}, forked=True).start()
     run.until(lambda: run.has_step("rl", 1))
     run.process.send_signal(signal.SIGTERM)
     run.until(lambda: "a second signal" in run.text())
@@ -49,7 +49,9 @@ def test_a_second_signal_stops_it_now(tmp_path: Path) -> None:
 
 
 def test_no_step_begins_that_would_end_too_late(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings={**ONLY_AT_THE_END, "run.stop_at": "30s", "run.num_steps": 2000}, forked=True).start()
+    run = Run(
+        tmp_path, settings={**ONLY_AT_THE_END, "run.stop_at": "30s", "run.num_steps": 2000, **NO_STOP}, forked=True
+    ).start()
     assert run.finish() == EXIT_STOPPED, run.text()
     step = run.rows("rl")[-1]["step"]
     assert [path.name for path in (run.path / "checkpoints").glob("step-*")] == [f"step-{step:06d}"]
