@@ -122,7 +122,11 @@ def signals_kept(own: OwnRay, limit_s: float) -> Iterator[None]:
 
     def keeping(*args: Any, **kwargs: Any) -> None:
         # Half a connection cannot be ended.
-        with signals_postponed() as came, _errors_unless(came), own.connecting(limit_s):
+        with (
+            signals_postponed() as came,
+            _errors_unless(came),
+            own.bounded("it is up but does not answer this process", limit_s),
+        ):
             connect(*args, **kwargs)
 
     with _replaced(worker, "connect", keeping), _replaced(utils, "set_sigterm_handler", lambda handler: None):
@@ -230,11 +234,12 @@ class OwnRay:
                 self._over.set()
 
     @contextlib.contextmanager
-    def connecting(self, limit_s: float) -> Iterator[None]:
-        """End this process, and tell that, where the block takes longer than `limit_s`, or where Ray ends it there. Ray
-        waits in C++ and lets no other thread run, so the interpreter's own watchdog does it."""
+    def bounded(self, what: str, limit_s: float) -> Iterator[None]:
+        """End this process, and tell `what` is wrong, where the block takes longer than `limit_s`, or where Ray ends it
+        there. Ray waits in C++ and lets no other thread run, so the interpreter's own watchdog does it, of which there
+        is one: a block inside of another replaces its limit."""
         where = f"Ray's raylet on {socket.gethostname()}"
-        self._note(f"slime: {SlimeError('it is up but does not answer this process', where=where, todo=SLOW)}")
+        self._note(f"slime: {SlimeError(what, where=where, todo=SLOW)}")
         with open(os.devnull, "wb") as nowhere:
             faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
             try:

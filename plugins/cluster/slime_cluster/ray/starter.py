@@ -26,6 +26,8 @@ from slime_cluster.ray.joining import Hosts
 from slime_cluster.ray.node import OwnRay, signals_kept, start_environment, started_our_way
 from slime_cluster.ray.reaper import reaped
 
+HANGS = 5
+"""Times `cluster.start_timeout_s`, which each of Ray's processes has: a start that takes longer hangs in Ray itself."""
 SMALL_CALLS_BYTES = 256 * 2**20
 """Room in the object store for everything but batches; weights never pass through it."""
 TOKEN_BYTES = 45
@@ -165,7 +167,11 @@ def ray_cluster(
         stack.callback(ray.shutdown)
         stack.enter_context(here.naming_deaths())
         try:
-            with starting, signals_kept(here, cluster.start_timeout_s):
+            with (
+                starting,
+                here.bounded("the start hangs", HANGS * cluster.start_timeout_s),
+                signals_kept(here, cluster.start_timeout_s),
+            ):
                 ray.init(**options)
         except SlimeError:
             raise

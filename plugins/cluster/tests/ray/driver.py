@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from slime_cluster.ray.folders import PREFIX
 from slime_testing.patience import Patience, family
 
 DRIVER = """
-import os, signal, sys, threading, time
+import faulthandler, os, signal, sys, threading, time
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from slime.verbs import train
 from slime.config.schema import ClusterConfig
 from slime_cluster.ray.reaper import reaped
 from slime_cluster.ray.starter import ray_cluster
+
+faulthandler.enable()  # SIGABRT prints the stacks of a driver that hangs
 
 def kill(name, number=signal.SIGKILL):
     while True:
@@ -70,7 +73,10 @@ class Driver:
 
     def finish(self) -> int:
         """Wait until it and all that it has started are gone; returns the exit code."""
-        assert self._patience(120).wait_for(lambda: self.process.poll() is not None), self.said()
+        if not self._patience(120).wait_for(lambda: self.process.poll() is not None):
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait(30)
+            raise AssertionError("\n".join(["it hangs", *self.said()]))
         left = Patience(60, lambda: [os.getpid()])
         assert left.wait_for(lambda: not self._left(), every_s=0.1), self._left()
         return self.process.returncode
