@@ -30,7 +30,8 @@ def test_a_time_is_read_as_people_write_it(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("2h3m4s", 7384), ("90m", 5400), ("45s", 45)])
 def test_a_duration_begins_with_the_command(text: str, seconds: float) -> None:
-    assert unix_seconds(text) == psutil.Process().create_time() + seconds
+    """The module is imported in its first second; here, whenever a test needs it first."""
+    assert psutil.Process().create_time() <= unix_seconds(text) - seconds <= time.time()
 
 
 @pytest.mark.parametrize("text", ["", "soon", "3 hours", "-5m", "2030-13-01"])

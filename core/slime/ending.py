@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from types import FrameType
 
-import psutil
-
 from slime.errors import SlimeError, Stopped
 from slime.events import Event, Events, Step
 
+BEGAN = time.time()
+"""The start of the command, as nearly as a module without psutil knows it, which planning does without."""
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 FROM_NOW = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
@@ -25,7 +25,7 @@ def unix_seconds(text: str) -> float:
     """The time that `run.stop_at` names.
 
     Args:
-        text: Unix seconds; `3h50m`, `90m` or `45s` from the start of this process; or a date and time of ISO 8601,
+        text: Unix seconds; `3h50m`, `90m` or `45s` from the start of the command; or a date and time of ISO 8601,
             local where it names no offset.
 
     Raises:
@@ -35,7 +35,7 @@ def unix_seconds(text: str) -> float:
         return float(text)
     if text and (match := FROM_NOW.fullmatch(text)):
         hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return float(psutil.Process().create_time()) + 3600 * hours + 60 * minutes + seconds
+        return BEGAN + 3600 * hours + 60 * minutes + seconds
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
