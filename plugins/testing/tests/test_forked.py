@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from slime_testing.engines import running_engine
-from slime_testing.forked import _of_import
+from slime_testing.forked import _of_import, serving
 from tests.waiting import until
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA does not survive a fork")
 def test_an_engine_ends_with_who_asked_for_it(tiny_model: Path, tmp_path: Path) -> None:
+    serving.cache_clear()  # one that began in another test's environment forks nothing
     with running_engine(tiny_model, tmp_path / "engine.log") as engine:
         process = psutil.Process(engine.pid)
         family = [process, *process.children(recursive=True)]
