@@ -48,7 +48,7 @@ def test_a_time_that_is_over_is_refused_before_anything_starts() -> None:
 
 
 def steps(events: Events, *seconds: float) -> list[bool]:
-    """Whether the run is to stop, after each step of a run whose steps end after so many seconds."""
+    """Answers to "is the run to stop?" after each step; steps end at these seconds after the start."""
     began, stops = time.time(), []
     for step, end in enumerate(seconds, 1):
         events.publish(Step(RL, step, {}, time=began + end))
