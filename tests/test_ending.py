@@ -84,3 +84,14 @@ def test_handlers_are_those_of_before_behind_the_block(
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) == before
     assert capfd.readouterr().err.count("a second signal stops it now") == 1
+
+
+def test_the_first_signal_of_a_run_that_stops_already_interrupts_nothing() -> None:
+    """It may be saving, because its time is over; the second signal does."""
+    events = Events()
+    with in_order(events, str(int(time.time()) + 5)):
+        assert steps(events, 20) == [True]
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert "run.stop_at" in str(events.problem)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGUSR2)

@@ -63,11 +63,15 @@ def in_order(events: Events, stop_at: str | None) -> Iterator[None]:
     """A signal in the block has the run stop after the step that it is in; a second one ends it as Ctrl-C does. From
     `run.stop_at` on no step begins, nor one that would end after it, were it as long as the longest so far."""
 
+    came = False  # and not whether the run stops already: it may be saving, because `run.stop_at` has come
+
     def asked(number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if not events.stop(Stopped(f"{name} came", todo="Start the same command again to go on.")):
+        nonlocal came
+        if came:
             signal.raise_signal(signal.SIGINT)
             return
+        came, name = True, signal.Signals(number).name
+        events.stop(Stopped(f"{name} came", todo="Start the same command again to go on."))
         # A handler must not print: it may have come while the same stream was written to.
         os.write(2, f"slime: {name}: the run stops after this step; a second signal stops it now\n".encode())
 

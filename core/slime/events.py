@@ -169,12 +169,9 @@ class Events:
             for subscriber in tuple(self._subscribers):
                 subscriber(event)
 
-    def stop(self, why: Exception) -> bool:
-        """Have the run stop after this step; of several reasons the first counts. False: it was to stop already."""
-        if self.problem:
-            return False
-        self.problem = why
-        return True
+    def stop(self, why: Exception) -> None:
+        """Have the run stop after this step; of several reasons the first counts."""
+        self.problem = self.problem or why
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         self.publish(Phase(name, done, total))

@@ -28,9 +28,7 @@ class LearningWatch:
         stop: called with why the run should stop, once `zero_variance_steps` steps taught nothing.
     """
 
-    def __init__(
-        self, zero_variance_steps: int, max_response_tokens: int, stop: Callable[[SlimeError], object]
-    ) -> None:
+    def __init__(self, zero_variance_steps: int, max_response_tokens: int, stop: Callable[[SlimeError], None]) -> None:
         self._limit, self._response_limit, self._stop = zero_variance_steps, max_response_tokens, stop
         self._num_equal = self._num_mostly_equal = 0
         self._first_entropy: float | None = None
