@@ -9,8 +9,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 
 import pytest
 from safetensors.torch import load_file
@@ -33,7 +32,7 @@ from slime.types import Status
 from slime_sglang.engine.driver.client import SGLangClient
 from slime_sglang.engine.driver.pairs import Pairs
 from slime_sglang.engine.driver.process import EngineProcess
-from slime_testing.engines import server
+from slime_testing.engines import server, started
 from slime_testing.models import write_checkpoint
 from slime_testing.publishing import publish
 
@@ -58,10 +57,7 @@ def engines(cfg, tmp_path_factory) -> Iterator[list[EngineProcess]]:
     logs = tmp_path_factory.mktemp("engines")
     where = {"host": LOOPBACK, "key": new_key()}
     engines = [server(read_topology(cfg), log=logs / f"{n}.log", **where) for n in range(2)]
-    with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        for engine in engines:
-            stack.callback(engine.stop)
-        list(pool.map(EngineProcess.start, engines))
+    with started(engines):
         yield engines
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -60,19 +60,27 @@ def server(topology: Topology, *which: Any, **options: Any) -> Server:
 
 
 @contextmanager
+def started(servers: Sequence[Server]) -> Iterator[Sequence[Server]]:
+    """All of them, which start at the same time, and are stopped after the block."""
+    with ExitStack() as stack, ThreadPoolExecutor(len(servers)) as pool:
+        for each in servers:
+            stack.callback(each.stop)
+        for starting in [pool.submit(each.start) for each in servers]:
+            starting.result()
+        yield servers
+
+
+@contextmanager
 def engine_over_hosts(model_path: Path, folder: Path, hosts: int = 2, **sglang: Any) -> Iterator[list[Server]]:
     """An engine with a process of one rank on each of `hosts` hosts, all of which are this one; logs in `folder`."""
     cfg = cpu_config(tp_size=hosts, **sglang)
     cfg.cluster.num_nodes = hosts
     topology = topology_at(cfg, model_path)
-    with open_rendezvous(LOOPBACK, "") as rendezvous, ExitStack() as stack, ThreadPoolExecutor(hosts) as pool:
+    with open_rendezvous(LOOPBACK, "") as rendezvous:
         logs = [folder / f"{process_name(0, rank)}.log" for rank in range(hosts)]
         processes = [server(topology, 0, rank, rendezvous, host=LOOPBACK, log=log) for rank, log in enumerate(logs)]
-        for process in processes:
-            stack.callback(process.stop)
-        for starting in [pool.submit(process.start) for process in processes]:
-            starting.result()
-        yield processes
+        with started(processes):
+            yield processes
 
 
 @contextmanager

@@ -9,8 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from typing import Any
 
 import psutil
@@ -27,7 +26,7 @@ from slime_sglang.engine.driver.client import SGLangClient
 from slime_sglang.engine.driver.pairs import Pairs
 from slime_sglang.engine.driver.process import EngineProcess
 from slime_sglang.engine.driver.room import require_room
-from slime_testing.engines import hf_tensors, server
+from slime_testing.engines import hf_tensors, server, started
 from slime_testing.patience import Patience, family
 from slime_testing.publishing import publish
 from tests.sampling.test_loop_sglang import Bench, responses
@@ -47,10 +46,7 @@ def engines(cfg, tmp_path_factory) -> Iterator[list[EngineProcess]]:
     logs, topology = tmp_path_factory.mktemp("pair"), read_topology(cfg)
     where = {"host": LOOPBACK, "key": new_key()}
     engines = [server(topology, index, log=logs / f"{index}.log", **where) for index in range(2)]
-    with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        for engine in engines:
-            stack.callback(engine.stop)
-        list(pool.map(EngineProcess.start, engines))
+    with started(engines):
         yield engines
 
 
