@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from _pytest.nodeid import coerce_node_id
 
 from slime.imports import importing
 from slime_testing.patience import Patience, family
@@ -34,6 +33,8 @@ def pytest_collection_finish(session):
         groups = {mark.args[0] for mark in item.iter_markers("xdist_group")}
         suffix = f"@{'_'.join(sorted(groups))}"
         if groups and session.config.getoption("loadgroup", default=False) and not item.nodeid.endswith(suffix):
+            from _pytest.nodeid import coerce_node_id
+
             item._id = coerce_node_id(f"{item.nodeid}{suffix}")
     return (yield)
 
