@@ -37,7 +37,7 @@ from slime.topology.topology import Topology
 
 MAX_ROWS = 16
 """Ranks, groups and engines shown in full; of more, the first ones and a count."""
-UNTRIED = "; nobody has trained one of a large model with Adam on the CPU yet"
+UNTRIED = "; with Adam on the CPU no checkpoint of a large one has been written yet"
 
 
 def report(composed: Composed, plugins: Plugins) -> str:

@@ -65,7 +65,7 @@ def test_the_plan_shows_the_critic_and_what_it_takes() -> None:
     assert "critic's gradients" not in by_turns
     assert "critic's way out" in by_turns
     assert "a second model" not in without
-    on_cpu = "nobody has trained one of a large model with Adam on the CPU yet"
+    on_cpu = "with Adam on the CPU no checkpoint of a large one has been written yet"
     assert on_cpu in planned("algo=ppo", "train.optimizer.optimizer_cpu_offload=true")
     assert on_cpu not in planned("algo=ppo", "train.optimizer.optimizer_cpu_offload=false")
 
