@@ -125,7 +125,7 @@ def device():
     return torch.device("cpu")
 
 
-SHARED = ("finished", "bare")
+SHARED = ("finished", "bare", "demonstrated")
 """Fixtures of a session that take seconds to make: who needs one runs where it is, in one process of several. The first
 are the longest, and begin first."""
 
