@@ -43,8 +43,8 @@ lint: .venv/dev            ## style and import rules
 types: .venv/dev           ## mypy, strict
 	.venv/bin/mypy
 
-docs: .venv/dev            ## the documentation's site, into site/; a test builds it as well
-	.venv/bin/mkdocs build --strict
+docs: .venv/dev            ## the documentation's site, into site/; a test builds it as well (`.venv/bin/mkdocs serve` shows it)
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 wheels: .venv/run          ## every distribution as a wheel, into dist/, beside what installs the rest on a CPU
 	rm -rf dist

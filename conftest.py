@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -125,7 +126,7 @@ def device():
     return torch.device("cpu")
 
 
-SHARED = ("finished", "bare")
+SHARED = ("finished", "bare", "demonstrated")
 """Fixtures of a session that take seconds to make: who needs one runs where it is, in one process of several. The first
 are the longest, and begin first."""
 
@@ -243,3 +244,16 @@ def hf_model():
             return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).float().eval()
 
     return build
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """The system's Chromium, steered by Playwright, whose event loop runs in this thread until the fixture ends."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make setup")
+    with playwright_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()

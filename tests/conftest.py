@@ -6,7 +6,7 @@ import pytest
 
 from slime import plugins
 from slime.compose import compose
-from tests.running import Run, end_all
+from tests.running import NO_CHECKPOINTS, Run, end_all
 from tests.site import site
 
 __all__ = ["site"]
@@ -60,3 +60,18 @@ def finished(tmp_path_factory) -> Run:
     """The laptop recipe, shortened, from its start to its end: trainer and engine on devices of their own, weights
     through shared memory."""
     return Run(tmp_path_factory.mktemp("finished")).start().succeed()
+
+
+@pytest.fixture(scope="session")
+def demonstrated(tmp_path_factory):
+    """What stands for the supervised stage of every command that keeps the laptop's own: it is run once."""
+    words = {"algo": "sft", "eval.path": "null", **NO_CHECKPOINTS}
+    run = Run(tmp_path_factory.mktemp("demonstrated"), shortened=words).start().succeed()
+    return {"model.init": "checkpoint", "model.path": run.path / "export", "sft.num_steps": 0, **NO_CHECKPOINTS}
+
+
+@pytest.fixture(scope="session")
+def taught(demonstrated, tmp_path_factory):
+    """The demo after a quarter of its reinforcement learning."""
+    words = {**demonstrated, "run.num_steps": 10}
+    return Run(tmp_path_factory.mktemp("taught"), shortened=words, forked=True).start().succeed()

@@ -9,18 +9,10 @@ from typing import Any
 import pytest
 
 from slime.observe.metrics import HELD_OUT
-from tests.running import NO_CHECKPOINTS, Run
-from tests.typed import typed
+from tests.running import Run
+from tests.typed import example, typed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """What stands for the supervised stage of every command that keeps the laptop's own: it is run once."""
-    words = {"algo": "sft", "eval.path": "null", **NO_CHECKPOINTS}
-    run = Run(tmp_path_factory.mktemp("demonstrated"), shortened=words).start().succeed()
-    return {"model.init": "checkpoint", "model.path": run.path / "export", "sft.num_steps": 0, **NO_CHECKPOINTS}
 
 
 @pytest.mark.parametrize(
@@ -42,10 +34,9 @@ def test_a_command_on_the_laptop_s_sums_learns(
     assert held_out[-1] > wanted
 
 
-def test_the_page_s_environment_is_learnt(demonstrated: Mapping[str, Any], tmp_path: Path) -> None:
+def test_the_environment_of_the_examples_is_learnt(demonstrated: Mapping[str, Any], tmp_path: Path) -> None:
     """Six of its ten steps: the model answers with numbers, and finds more digits."""
-    settings = typed("environments.md", "rollout.program.name=gym", tmp_path)
-    given = {**settings, "run.num_steps": 6}
+    given = {**example("environment", tmp_path), "run.num_steps": 6}
     run = Run(tmp_path, settings=given, shortened=demonstrated, forked=True).start().succeed()
     first, *_, last = (row["rollout/reward_mean"] for row in run.rows("rl") if "rollout/reward_mean" in row)
     assert first < -0.05

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import html
+import inspect
+import pkgutil
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+
+import pytest
+
+from slime.contracts import RewardModel
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,11 +23,33 @@ def build(checkout: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True)
 
 
-def test_the_site_builds_strictly(tmp_path: Path) -> None:
-    done = build(ROOT, tmp_path / "site")
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("site")
+    done = build(ROOT, site)
     assert done.returncode == 0, done.stderr
-    made = {path.parent.name for path in (tmp_path / "site").glob("*/index.html")}
+    return site
+
+
+def test_the_site_builds_strictly(built: Path) -> None:
+    made = {path.parent.name for path in built.glob("*/index.html")}
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"} <= made
+
+
+def test_every_name_to_build_on_is_in_the_reference(built: Path) -> None:
+    """With what the installed module has: the page is made from the source, and so is the signature."""
+    shown = (built / "api/index.html").read_text(encoding="utf-8")
+    modules = re.findall(
+        r"^::: (\S+)(?:\n    options:\n      members: \[(.*)\])?$", (ROOT / "docs/api.md").read_text(), re.M
+    )
+    names = [f"{module}.{name}" for module, listed in modules for name in listed.split(", ") if name]
+    assert len(names) > 90
+    assert [name for name in names if f'id="{name}" class="doc doc-heading"' not in shown] == []
+    for name in names:
+        pkgutil.resolve_name(name)
+    text = html.unescape(re.sub(r"<[^>]+>", "", shown))
+    assert "score(sample: Sample) -> Verdict" in text
+    assert str(inspect.getdoc(RewardModel.score)).partition("`")[0] in text
 
 
 def test_a_link_that_leads_nowhere_stops_it(tmp_path: Path) -> None:

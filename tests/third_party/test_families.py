@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,12 +47,3 @@ def test_what_the_page_shows_of_a_family_is_in_it(family: str) -> None:
     lines = [line.strip() for line in shown.splitlines()]
     assert len(lines) > 1
     assert [line for line in lines if line not in source] == []
-
-
-def test_the_names_that_plugins_may_build_on_exist() -> None:
-    rows = re.findall(r"^\| `(slime[\w.]+)` \| ([^:|]+)", PAGE.partition("## Names you may build on")[2], re.MULTILINE)
-    assert len(rows) > 15
-    for module in ("decoder", "rotary", "gqa", "mlp", "embeddings", "output"):
-        importlib.import_module(f"slime_megatron.transformer.{module}")
-    named = [(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)]
-    assert [(module, name) for module, name in named if not hasattr(importlib.import_module(module), name)] == []

@@ -116,8 +116,8 @@ class RankTokens:
         Flash attention pads values to the size of keys, and its output with them.
 
         Args:
-            heads, groups: of queries, and of keys and values, on this rank.
-            size, value: of a head's keys, and of its values.
+            heads: of queries, on this rank; `groups` those of keys and values.
+            size: of a head's keys; `value` that of its values.
         """
         padded = size if value != size and "core_attn" not in self.recomputed else value
         query, keys = BF16 * heads * size * self.rank_tokens, BF16 * groups * (size + padded) * self.keys

@@ -15,7 +15,7 @@ from slime.errors import SlimeError
 from slime.sampling.programs import opened
 from slime.types import Status, Verdict, VerdictKind
 
-PAGE = Path(__file__).parents[4] / "docs/environments.md"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 MINE = '''
 import asyncio
 import os
@@ -70,16 +70,12 @@ def gym(path, **options):
         yield program
 
 
-def test_the_page_s_environment_is_played(tmp_path):
-    """The class and the commands that docs/environments.md shows."""
-    text = PAGE.read_text().replace("\\\n", " ")
-    [block] = re.findall(r"```python\n(.*?)```", text, re.S)
-    assert len([line for line in block.splitlines() if line]) <= 20
-    (tmp_path / "my_env.py").write_text(block)
-    [command] = re.findall(r"^    slime (.*my_env\.py.*)$", text, re.M)
-    assert compose(command.replace("my_env.py", f"{tmp_path}/my_env.py").split()).rollout.program.name == "gym"
+def test_the_example_s_environment_is_played(tmp_path):
+    """The class of examples/environment."""
+    file = EXAMPLES / "environment/my_env.py"
+    assert len([line for line in file.read_text().splitlines() if line]) <= 20
     play = Played(tmp_path)
-    with gym(f"{tmp_path}/my_env.py:GuessTheDigit") as program:
+    with gym(f"{file}:GuessTheDigit") as program:
         found = play(program, "\n5<|user|>", "\nwhat?<|user|>", "\n8<|user|>", label=58)
         lost = play(program, *["\n5<|user|>"] * 4, label=58)
     assert found.verdict == Verdict.of(0.9)

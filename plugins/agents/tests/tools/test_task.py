@@ -1,4 +1,4 @@
-"""What docs/tools.md promises of the task `calculator`, by the tool that the page shows."""
+"""What docs/tools.md and examples/tool promise of the task `calculator`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import pytest
 from slime.observe.metrics import HELD_OUT
 from slime_observers.samples.rows import read_samples
 from tests.running import Run
-from tests.typed import typed
+from tests.typed import example
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_laptop_run_learns_to_call_the_calculator(tmp_path: Path) -> None:
-    """In a third of its reinforcement learning, from guesses to right answers on held-out problems: the page's function
-    and the command below it."""
-    words = typed("tools.md", "rollout.program.options.functions=[my_tools.py:calculator]", tmp_path)
-    run = Run(tmp_path, settings=words, shortened={"run.num_steps": 10, "eval.interval": 5}, forked=True)
-    run.start().succeed()
+    """In a third of its reinforcement learning, from guesses to right answers on held-out problems: the example's
+    function and command."""
+    run = Run(tmp_path, settings=example("tool", tmp_path), shortened={}, forked=True).start().succeed()
     held_out = [row[HELD_OUT] for row in run.rows("rl") if HELD_OUT in row]
     assert held_out[0] < 0.3
     assert held_out[-1] > 0.7

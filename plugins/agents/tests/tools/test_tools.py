@@ -21,6 +21,7 @@ from slime_agents.tools.options import FunctionOptions, ToolsOptions
 from slime_agents.tools.program import Function, Tools
 
 PAGE = Path(__file__).parents[4] / "docs/tools.md"
+EXAMPLES = PAGE.parents[1] / "examples"
 DATA = Path(__file__).parents[2] / "slime_agents/tools/data"
 MINE = '''
 import asyncio
@@ -206,19 +207,19 @@ def test_what_is_not_there_is_said_before_anything_starts(tmp_path, mine):
 
 
 def test_the_page_s_example_works(tmp_path):
-    """The tool, the program and the commands that docs/tools.md shows."""
+    """The tool of examples/tool, and the program and the commands that docs/tools.md shows."""
     text = PAGE.read_text().replace("\\\n", " ")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-    (tmp_path / "my_tools.py").write_text(blocks[0])
-    (tmp_path / "my_agent.py").write_text(blocks[1])
+    shown, program = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert shown in (EXAMPLES / "tool/my_tools.py").read_text()
+    (tmp_path / "my_agent.py").write_text(program)
     (tmp_path / "data").mkdir()
     for row in multiplication.rows()["python"][:8]:
         with (tmp_path / "data/multiplication-python.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
     for line in re.findall(r"^    slime (.*)$", text, re.M):
-        words = re.sub(r"my_tools\.py|my_agent\.py|data/", rf"{tmp_path}/\g<0>", line)
+        words = re.sub(r"my_agent\.py|data/", rf"{tmp_path}/\g<0>", line)
         assert examine(words.split()).problems == []
-    tools = Tools(ToolsOptions([f"{tmp_path}/my_tools.py:calculator"]))
+    tools = Tools(ToolsOptions([f"{EXAMPLES}/tool/my_tools.py:calculator"]))
     assert results(Played(tmp_path)(tools, CALL, "\n1566<|user|>")) == ["1566"]
     agent = Function(FunctionOptions(f"{tmp_path}/my_agent.py:run"))
     assert len(Played(tmp_path)(agent, "\n1565<|user|>", "\n1566<|user|>").turns) == 3

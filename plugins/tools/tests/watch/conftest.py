@@ -1,11 +1,8 @@
-"""A run directory as a run leaves it, in a few rows; and a real browser."""
+"""A run directory as a run leaves it, in a few rows."""
 
 import json
-import shutil
 
 import pytest
-
-NO_BROWSER = "there is no Chromium here: apt-get install chromium"
 
 
 def row(step, **values):
@@ -38,16 +35,3 @@ def make_run(tmp_path):
         return folder
 
     return write
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """The system's Chromium, steered by Playwright, whose event loop runs in this thread until the fixture ends."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip(NO_BROWSER)
-    playwright_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: make setup")
-    with playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()

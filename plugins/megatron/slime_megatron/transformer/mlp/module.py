@@ -18,7 +18,7 @@ def gated_mlp(
     """Dense gated MLP (Shazeer 2020): `linear_fc1` holds [gate | up].
 
     Args:
-        activation: module from [gate | up] [..., 2f] to [..., f], made with the config; another one than SwiGLU takes
+        activation: module from [gate | up] `[..., 2f]` to `[..., f]`, made with the config; another than SwiGLU takes
             effect where the bridge states `use_te_activation_func`.
         norm: of the output where `post_norm`.
     """

@@ -1,0 +1,2 @@
+def score(response, label):
+    return response.strip() == label
