@@ -56,8 +56,10 @@ def test_every_command_is_understood(
         named = tmp_path / (words[1] if words[1:] else "runs")
         assert f"{named}: {refused[words[0]]}" in capsys.readouterr().err
         return
-    if words[0] != "plugins":
-        words = ["plan", *(word for word in words if "=" in word)]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text("model: glm4-tiny\ncluster: local\n")
+    if words[0] not in ("plugins", "keys"):
+        words = ["plan", *(word for word in words if "=" in word or word.endswith(".yaml"))]
     assert command.main(words) == 0, capsys.readouterr().err
 
 

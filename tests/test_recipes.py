@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import AlgoConfig, Init, Placement, Role
 from slime.layout import read_grid, split_layers
 from slime.objective import LossInputs
+from slime.plan.document import document
 from slime.plugins import load
 from slime.topology.server_fields import requests_per_rank
 from slime.topology.topology import read_topology
@@ -56,6 +58,24 @@ def test_every_recipe_is_right(recipe: str) -> None:
     assert composed.problems == []
     assert [warning.where for warning in composed.warnings] == WARNINGS.get(recipe, [])
     assert composed.choices["recipe"] == recipe
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_written_config_of_a_recipe_plans_the_same_run(recipe: str, tmp_path: Path) -> None:
+    """Whoever starts from the config.yaml of a run starts that run."""
+    on = "h200x1" if recipe in ("glm5-tiny", "deepseek-v3.2-tiny") else "local"
+    model, _, cluster = recipe.partition("@")
+    own = examine([f"+model={model}", f"+cluster={cluster or on}"])
+    file = tmp_path / "config.yaml"
+    file.write_text(own.yaml)
+    again, plugins = examine([str(file)]), load()
+    assert again.notes == [f"{file} is taken unchanged; the run is '{own.cfg.run.name}' in runs"]
+    documents = [document(composed, plugins) for composed in (own, again)]
+    for each in documents:
+        each.pop("run")
+        each["summary"].pop("recipe")
+    assert documents[0] == documents[1]
 
 
 def test_what_is_called_no_trial_has_published_weights() -> None:

@@ -9,11 +9,19 @@ from slime.errors import SlimeError, did_you_mean
 
 KEYS = "keys"
 """Name of the words that set keys among the parsed arguments."""
+RUN_FILE = (".yaml", ".yml")
+"""What the name of a run file ends with."""
 _ABOUT_KEYS = """\
+  my.yaml               a run file: any of these as YAML (docs/run-file.md); what stands later wins
   +model=, +cluster=    what is trained, and on which machines
   task=, reward=, ...   other choices; 'slime --help' lists what is installed
-  key=value             any key of docs/config.md, for instance rollout.prompts_per_step=64
+  key=value             any key, for instance rollout.prompts_per_step=64; 'slime keys rollout' explains them
 """
+
+
+def is_run_file(word: str) -> bool:
+    """Whether a word of the command line names a file of choices and keys."""
+    return "=" not in word and word.endswith(RUN_FILE)
 
 
 class ArgumentParser(argparse.ArgumentParser):

@@ -79,6 +79,7 @@ def slime_verbs() -> Mapping[str, VerbFactory]:
     return {
         "train": VerbFactory("train, or continue a run; may be left out", "slime.verbs.train"),
         "plan": VerbFactory("what would run where, and what is wrong; starts nothing", "slime.verbs.plan"),
+        "keys": VerbFactory("every key of a run: type, default, meaning", "slime.verbs.keys"),
         "plugins": VerbFactory("what is installed and what each plugin brings", "slime.verbs.plugins"),
     }
 

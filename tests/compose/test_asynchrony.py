@@ -7,7 +7,7 @@ import pytest
 from slime import plugins
 from slime.compose.compose import examine
 from slime.plan.model import read_model
-from slime.plan.report import summary
+from slime.plan.summary import summary
 
 LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 GPUS = ["+model=glm4-9b", "+cluster=h100x8-split"]

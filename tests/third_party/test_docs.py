@@ -80,7 +80,7 @@ def test_the_filter_and_buffer_guide_works_as_written(site: Site, capsys: pytest
     assert command.main(CHOOSY.of_slime("plan")) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out
     assert re.search(r"^filter +hopeful \(slime-choosy 0.1.0\)$", shown, re.MULTILINE)
-    assert re.search(r"^filter.then.brief +brief \(slime-choosy 0.1.0\)$", shown, re.MULTILINE)
+    assert re.search(r"^filter.then.brief +brief \(slime-choosy 0.1.0\): max_tokens=10$", shown, re.MULTILINE)
     tests = runpy.run_path(str(site.folder / "tests/test_choosy.py"))
     tests["test_filter"]()
     tests["test_shaping"]()

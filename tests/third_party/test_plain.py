@@ -36,7 +36,7 @@ def test_a_wrong_name_is_answered_with_the_installed_ones(plain: Site, capsys: p
     plan = ["plan", "+model=qwen3-tiny", "+cluster=local"]
     assert command.main([*plan, "rollout.backend=vllm"]) == EXIT_ERROR
     assert words in capsys.readouterr().err
-    assert command.main([*plan, "rollout.backend=plain"]) == 0
+    assert command.main([*plan, "--all", "rollout.backend=plain"]) == 0
     assert re.search(r"^ +engine +1  plain, disaggregated, weights by ipc$", capsys.readouterr().out, re.MULTILINE)
 
 

@@ -80,7 +80,7 @@ def test_help_lists_what_is_installed(acme: Site, line: str, shown: str, capsys:
         ("acm", "'acm' is neither a verb nor key=value. Did you mean 'acme'?"),
         ("acme --lod", "there is no flag '--lod'."),
         ("--acme", "there is no flag '--acme'. It belongs to 'slime plan'."),
-        ("train --config", "there is no flag '--config'. It belongs to 'slime plan'."),
+        ("train --config", "there is no flag '--config' here. A run file is a word of its own: slime my.yaml;"),
     ],
 )
 def test_what_is_near_an_installed_verb(acme: Site, line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,17 +25,27 @@ from slime.compose.check import Checked, check, value_problems
 from slime.compose.chosen import choices_of
 from slime.compose.data_files import overlap_problems
 from slime.compose.derive import derive
-from slime.compose.groups import NO_RECIPE, Groups, bad_yaml
+from slime.compose.groups import DECLARED, NO_RECIPE, NO_TASK, UNSET, Groups, bad_yaml
 from slime.compose.idle import Composition, idle_keys
 from slime.compose.learning import rate_warnings
 from slime.compose.needs import needs
 from slime.compose.objective import objective_problems
-from slime.compose.overrides import REMOVED, CommandLine, add_choices_of_model, read_command_line
+from slime.compose.overrides import (
+    OF_START,
+    REMOVED,
+    CommandLine,
+    add_choices_of_model,
+    of_directory,
+    read_command_line,
+    take_base,
+)
+from slime.compose.run_file import RunFile
 from slime.config.extended import SECTIONS, extended
 from slime.config.keys import default_config, open_section, own_keys, suggest, value_of
 from slime.config.schema import RunConfig, SlimeConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import how_to_get
+from slime.run_config import changes, container, flat
 from slime.topology.placement import SAVER
 from slime.topology.topology import read_topology
 
@@ -50,11 +60,15 @@ class Composed(Checked):
     Attributes:
         needs: what a run of it needs that is not here.
         choices: group -> option.
+        run_files: names of those that it is made of.
+        notes: what is said of it in any case.
     """
 
     cfg: SlimeConfig
     needs: Sequence[SlimeError]
     choices: dict[str, str]
+    run_files: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     @property
     def yaml(self) -> str:
@@ -109,16 +123,23 @@ def examine(argv: Sequence[str]) -> Composed:
     plugins.require_sound()
     groups = config_groups.scan(plugins)
     line = read_command_line(argv, groups)
-    add_choices_of_model(line, groups)
-    files, given = merge(line, groups)
+    if line.saved:
+        take_base(line, line.saved)
+        files, given = merge(line, groups, over(line.saved))
+    else:
+        add_choices_of_model(line, groups)
+        files, given = merge(line, groups)
     composed = checked(given, line, plugins)
     named, problems = {problem.where for problem in composed.problems}, composed.problems
     if not any(objective_problems(composed.cfg.algo, plugins)):
         run, layer = Composition(composed.cfg), functools.partial(_layer, files, given, line, groups, plugins)
-        recipes = dict.fromkeys((line.choices["recipe"], NO_RECIPE))
+        recipes = () if line.base else dict.fromkeys((line.choices["recipe"], NO_RECIPE))
         below = (found for recipe in recipes for found in layer({"recipe": recipe}))
         preset = layer({"recipe": NO_RECIPE, "algo": line.choices["algo"]}) if "algo" in line.choices else ()
         idle = idle_keys(Composition(given), run, below, preset)
+        if line.base:  # its run had them
+            set_here = {key for key, _ in line.values}
+            idle = (problem for problem in idle if problem.where in set_here)
         problems += [problem for problem in idle if problem.where not in named]
         problems += overlap_problems(composed.cfg.eval, composed.cfg.data) if run.reinforces else ()
         composed.warnings += [] if problems else rate_warnings(composed.cfg, {key for key, _ in line.values})
@@ -126,7 +147,32 @@ def examine(argv: Sequence[str]) -> Composed:
     if gap and problems and given.cluster.on_gpus:
         todo = "The layout is the default: add --fit to 'slime plan' to see which fit."
         composed.warnings.append(SlimeError(gap, todo=todo))
+    composed.problems = [line.located(problem) for problem in problems]
+    composed.run_files = line.run_files
+    if line.base and not problems:
+        composed.notes = [_beside(line.base, container(composed.cfg))]
     return composed
+
+
+def _beside(base: RunFile, config: Mapping[str, Any]) -> str:
+    """What a run has otherwise than the one whose config it is made of."""
+    before = flat({setting.key: setting.value for setting in base.settings})
+    apart = ("run.name", *(f"run.{key}" for key in OF_START), *of_directory())
+    differs = [text for key, text in changes(before, flat(config)).items() if key not in apart]
+    other = f"with {'; '.join(differs)}" if differs else "unchanged"
+    return f"{base.word} is taken {other}; the run is '{config['run']['name']}' in {config['run']['dir']}"
+
+
+def over(saved: Mapping[str, Any]) -> str:
+    """Name of a config of Hydra that has these values, section -> key -> value, below all choices of groups."""
+    store, name, none = ConfigStore.instance(), "over", {"task": NO_TASK, "recipe": NO_RECIPE}  # which choose, too
+    for group in ("algo", "filter", "buffer"):  # the others have a file for it
+        store.store(group=group, name=UNSET, node={})
+    ordered = [*(group for group in DECLARED if group not in none), *none]
+    chosen = [{group: none.get(group, UNSET)} for group in ordered]
+    store.store(name="saved", node=dict(saved))
+    store.store(name=name, node={"defaults": ["schema", "saved", *chosen, "_self_"]})
+    return name
 
 
 def _layer(
@@ -198,7 +244,7 @@ def merge(line: CommandLine, groups: Groups, name: str = "config") -> tuple[Dict
     except yaml.YAMLError as error:
         raise bad_yaml(error) from error
     except (HydraException, OmegaConfBaseException) as error:
-        raise _in_one_line(error) from error
+        raise _in_one_line(error, line) from error
 
 
 def _name(merged: DictConfig, line: CommandLine) -> None:
@@ -206,7 +252,7 @@ def _name(merged: DictConfig, line: CommandLine) -> None:
     given, usual = (OmegaConf.to_container(OmegaConf.structured(run), resolve=False) for run in (merged.run, RunConfig))
     assert isinstance(given, dict)
     assert isinstance(usual, dict)
-    if given["name"] == usual["name"]:
+    if given["name"] == (line.saved["run"]["name"] if line.saved else usual["name"]):
         merged.run.name = f"{given['name']}{line.variant}"
 
 
@@ -247,6 +293,8 @@ def _require_complete(merged: DictConfig, line: CommandLine, groups: Groups) -> 
 
 def _no_recipe(line: CommandLine, groups: Groups) -> str:
     """Says that no recipe fills the gap, and which ones there are for this model."""
+    if line.base:
+        return ""
     model, wanted = line.choices["model"], f"{line.choices['model']}@{line.choices['cluster']}"
     recipes = [name for name in groups.names("recipe") if name.startswith(f"{model}@")]
     if line.choices["recipe"] != NO_RECIPE or wanted in recipes:
@@ -254,7 +302,7 @@ def _no_recipe(line: CommandLine, groups: Groups) -> str:
     return f"there is no recipe {wanted}" + (f" (only {', '.join(recipes)})" if recipes else "")
 
 
-def _in_one_line(error: Exception) -> SlimeError:
+def _in_one_line(error: Exception, line: CommandLine) -> SlimeError:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__ or cause.__context__
@@ -262,7 +310,7 @@ def _in_one_line(error: Exception) -> SlimeError:
         return SlimeError(" ".join(str(error).split())[:MAX_FACT], todo="Correct that file or argument.")
     key = str(cause.full_key or ("" if cause.key is None else cause.key))
     match = re.match(r"In '([^']+)'", str(error))
-    file = f"{match[1]}.yaml" if match else ""
+    file = line.origins.get(key) or (f"{match[1]}.yaml" if match else "")
     fact = (cause.msg or str(cause)).splitlines()[0].rstrip(".")
     fact = fact if len(fact) <= MAX_FACT else f"{fact[:MAX_FACT]}..."
     if re.match(r"Key '.*' (is )?not in|Could not override", fact):

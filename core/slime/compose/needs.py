@@ -22,7 +22,7 @@ from slime.topology.topology import Topology
 
 MAX_NAMED = 3
 """Packages that are named, of those that are missing."""
-_CAST = "-bf16"
+CAST = "-bf16"
 """Ends the folder that the config of a model published in FP8 names, behind the name of its source."""
 
 
@@ -46,7 +46,7 @@ def absent_model(model: ModelConfig, stated: Container[str] = ()) -> SlimeError:
     """What to do where `model.path` is missing. Its source is fetched into a folder of its own name alone, or into one
     that is stated beside it: in any other it would pass for the model that was meant."""
     source, path, where = model.source, model.path, "model.path"
-    if source and path == f"{source}{_CAST}":
+    if source and path == f"{source}{CAST}":
         cast = f"slime convert fp8-to-bf16 {source} {path}"
         todo = f"Run '{fetch(source, source)}' and '{cast}', or set model.path=<folder>."
         return SlimeError(f"there is no '{path}'", where=where, todo=todo)
@@ -104,8 +104,8 @@ def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
     named = launcher_name(cluster) or cluster.ray_address
     if cluster.on_gpus and cluster.num_nodes > 1 and not named:
         todo = (
-            "Set cluster.hostfile=<a file with an address a line>, or start Ray by the commands that 'slime plan' "
-            "prints and set cluster.ray_address."
+            "Set cluster.hostfile=<a file with an address a line>, or start Ray by the commands that "
+            "'slime plan --all' prints and set cluster.ray_address."
         )
         yield SlimeError(f"no file names the {cluster.num_nodes} hosts", where="cluster.hostfile", todo=todo)
 

@@ -55,11 +55,11 @@ def _tells(name: str, free: Collection[str]) -> bool:
 def _part(name: str, value: Any, known: Collection[str]) -> tuple[str, bool]:
     """Its letters in the name, and whether no other key or value has the same."""
     if "." not in name:  # a group, whose options have names of their own
-        return _letters(str(value)), _letters(str(value)) == str(value)
+        return letters(str(value)), letters(str(value)) == str(value)
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if "/" in text:
-        return f"{_letters(_short(name, known))}_{_letters(PurePath(text).stem)}", False
-    return f"{_letters(_short(name, known))}_{_letters(text)}", _letters(text) == text
+        return f"{letters(_short(name, known))}_{letters(PurePath(text).stem)}", False
+    return f"{letters(_short(name, known))}_{letters(text)}", letters(text) == text
 
 
 def _short(name: str, known: Collection[str]) -> str:
@@ -72,5 +72,6 @@ def _short(name: str, known: Collection[str]) -> str:
     return name
 
 
-def _letters(text: str) -> str:
+def letters(text: str) -> str:
+    """What of a text a name may have."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.")

@@ -7,12 +7,12 @@ from typing import Any
 from slime.compose.compose import Composed
 from slime.plan.commands import commands
 from slime.plan.model import PlannedModel, Stage, read_model
-from slime.plan.report import summary
+from slime.plan.summary import summary
 from slime.plan.work import batch, learning, requests
 from slime.plugins import Plugins
 from slime.topology.topology import Engine, Topology, Trainer
 
-UNKNOWN = {"bubbles": None, "publish": None, "publish_seconds": None}
+UNKNOWN = {"bubbles": None, "publish": None, "publish_seconds": None, "step_seconds": None, "disk": None}
 """Fields of parts of a plan whose distribution is not installed, or of a model whose sizes are not known."""
 SCHEMA = 2
 """Version of the document: a field that changes its meaning or goes raises it; a new one does not."""

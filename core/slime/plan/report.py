@@ -7,37 +7,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from slime.algo.stages import keys_read, run_stages
 from slime.compose.compose import Composed
-from slime.config.choices import Publish
 from slime.config.schema import (
-    AlgoConfig,
-    CheckpointConfig,
-    Importance,
-    ImportanceTokens,
-    Init,
+    ClusterConfig,
     RewardConfig,
-    RolloutConfig,
-    SetConfig,
-    TrainConfig,
 )
 from slime.extras import how_to_get
 from slime.layout import Grid
 from slime.plan.commands import commands
 from slime.plan.model import PlannedModel, read_model
-from slime.plan.work import batch, batch_lines, learning, request_lines, requests
+from slime.plan.summary import count, summary
+from slime.plan.work import batch_lines, learning, request_lines, requests
 from slime.plugins import Plugins
 from slime.sizes.estimate import KIND
-from slime.topology.adapters import adapters_of
 from slime.topology.launcher import launcher_name
 from slime.topology.placement import HostDevices
-from slime.topology.quantization import quantizes
-from slime.topology.recordings import recordings_of
 from slime.topology.topology import Topology
 
+_SCORER = "reward worker"
 MAX_ROWS = 16
 """Ranks, groups and engines shown in full; of more, the first ones and a count."""
-UNTRIED = "; with Adam on the CPU no checkpoint of a large one has been written yet"
 
 
 def report(composed: Composed, plugins: Plugins) -> str:
@@ -64,8 +53,7 @@ def report(composed: Composed, plugins: Plugins) -> str:
     if composed.memory:
         sections += [["", title, *lines] for title, lines in composed.memory.sections()]
     elif cfg.cluster.on_gpus:
-        missing = f"nothing that is installed estimates it. {how_to_get(f'{KIND}/{cfg.cluster.device.name}')}".rstrip()
-        why = f"nobody told the size of '{model.unknown}'" if model.unknown else missing
+        why = reason_unknown(model, cfg.cluster)
         sections.append(["", "memory a device", f"  not known: {why}"])
     sections += [["", title, *lines] for part in model.parts for title, lines in part.sections()]
     if typed := commands(cfg.cluster):
@@ -73,143 +61,11 @@ def report(composed: Composed, plugins: Plugins) -> str:
     return "\n".join(line.rstrip() for section in sections for line in section)
 
 
-def summary(composed: Composed, model: PlannedModel, plugins: Plugins) -> dict[str, str]:
-    """Label -> sentence: what runs, where its checkpoints go, what it learns from, and how that is weighed."""
-    cfg, choices, keys = composed.cfg, composed.choices, model.architecture
-    used = {
-        label: name
-        for label, name in composed.chosen.items()
-        if (kind := label.partition(".")[0]) in ("reward", "filter", "buffer") and name in plugins.registries[kind]
-    }
-    weights = cfg.model.weights or (cfg.model.path if cfg.model.init is Init.checkpoint else cfg.model.init.name)
-    sizes = f"{keys['num_layers']} layers, hidden {keys['hidden_size']}, {keys['num_attention_heads']} heads"
-    provenance = plugins.provenance(used)["used"]
-    return {
-        "run": f"{cfg.run.name} in {cfg.run.dir}/{cfg.run.name}, resume {cfg.run.resume.name}",
-        "model": f"{cfg.model.name} ({cfg.model.family}): {sizes}; weights: {weights}",
-        **_adapters(cfg.train, model),
-        **_replayed(model.topology),
-        "recipe": f"{choices['recipe']}, task {choices['task']}",
-        **dict(_stages(model)),
-        "checkpoints": _checkpoints(cfg.train.checkpoint),
-        **{kind: f"{item['name']} ({item['distribution']} {item['version']})" for kind, item in provenance.items()},
-    }
-
-
-def _adapters(train: TrainConfig, model: PlannedModel) -> dict[str, str]:
-    if not (chosen := adapters_of(train)):
-        return {}
-    parameters = f"{_count(model.adapters)} parameters learn" if model.adapters else "the model's weights stay"
-    return {"adapters": f"{chosen.in_words}; {parameters}"}
-
-
-def _replayed(topology: Topology) -> dict[str, str]:
-    cfg = topology.config
-    found = recordings_of(cfg)
-    if not found:
-        return {}
-    sizes = batch(topology)
-    num_tokens = sizes["samples"] * sizes["optimizer_steps"] * sizes["longest"]
-    size = sum(each.token_bytes for each in found)
-    names = ", ".join(each.name for each in found)
-    return {"replay": f"{names}: {size:,} bytes a token, at most {num_tokens * size / 1e9:.3g} GB a step"}
-
-
-def _stages(model: PlannedModel) -> Iterator[tuple[str, str]]:
-    cfg, has_experts = model.topology.config, bool(model.architecture.get("num_moe_experts"))
-    rollout = cfg.rollout
-    if cfg.sft.path and cfg.sft.num_steps:
-        yield "supervised", f"{cfg.sft.num_steps} steps of {cfg.sft.batch_size} rows of {cfg.sft.path}"
-    if run_stages(cfg).reinforces:
-        samples = f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples"
-        yield cfg.algo.name, f"{cfg.run.num_steps} steps of {samples}, prompts from {cfg.data.path}"
-        if run_stages(cfg).have_critic:
-            yield "critic", _critic(cfg.algo) + (UNTRIED if cfg.train.optimizer.get("optimizer_cpu_offload") else "")
-        for name, train_set in cfg.data.sets.items():
-            taken = f"share {train_set.share:g} to {cfg.data.share:g}, prompts from {train_set.path}"
-            yield f"set {name}", f"{taken}{_own(train_set)}"
-        if rollout.max_staleness:
-            yield "staleness", _staleness(rollout)
-        elif rollout.over_sampling > 1:
-            yield "surplus", _surplus(rollout)
-        if "importance" in keys_read(cfg.algo) and (corrected := _corrected(cfg.algo, cfg.rollout, has_experts)):
-            yield "importance", f"{corrected}: {_correction(cfg.algo)}"
-    if cfg.eval.path:
-        when = "after the last step" if not run_stages(cfg).reinforces else f"every {cfg.eval.interval} steps"
-        yield "evaluation", f"{when} on {cfg.eval.path}"
-        for name, held_out in cfg.eval.sets.items():
-            samples = f"{held_out.samples_per_prompt} samples a prompt of {held_out.path}"
-            yield f"eval {name}", f"{samples} at temperature {held_out.sampling.temperature:g}{_own(held_out)}"
-
-
-def _critic(algo: AlgoConfig) -> str:
-    critic = algo.critic
-    begins = f"from {critic.path}" if critic.path else "from the policy's weights"
-    alone = f", alone for {critic.only_steps} steps" if critic.only_steps else ""
-    where = "takes turns with the policy on the devices" if critic.offload else "stays beside the policy"
-    return f"a second model {begins}, learning rate {critic.lr:g}{alone}, for {algo.advantage}; {where}"
-
-
-def _own(prompts: SetConfig) -> str:
-    chosen = {"reward": prompts.reward, "program": prompts.program}
-    return "".join(f", {kind} {name}" for kind, name in chosen.items() if name)
-
-
-def _checkpoints(checkpoint: CheckpointConfig) -> str:
-    kept = f"the last {checkpoint.keep} are kept"
-    if checkpoint.interval is None:
-        lost = "" if checkpoint.export_hf else ", and no export: nothing that is learnt is kept"
-        return f"none: a run that stops starts again from step 0{lost}"
-    if checkpoint.interval == 0:
-        return f"only after each stage: a run that stops earlier loses what the stage learnt; {kept}"
-    return f"every {checkpoint.interval} steps and after each stage; {kept}"
-
-
-def _surplus(rollout: RolloutConfig) -> str:
-    begun = f"over_sampling {rollout.over_sampling:g}: groups unfinished when the step has enough"
-    if rollout.fixed_prompts:
-        begun = f"over_sampling {rollout.over_sampling:g}, of which a step takes those begun first: the others"
-    if not rollout.continues:
-        return f"{begun} are dropped (partial=false)"
-    if not rollout.partial:
-        return f"{begun} are dropped (partial=false), which favours short answers; finished ones wait for the next"
-    lag = rollout.max_weight_lag
-    return f"{begun} are continued in the next" + (
-        "" if lag is None else f"; tokens over {lag} versions old are masked"
-    )
-
-
-def _staleness(rollout: RolloutConfig) -> str:
-    bound = rollout.max_staleness
-    steps = f"the next {bound} steps" if bound > 1 else "the next step"
-    ahead = f"the {bound * rollout.prompts_per_step} groups of {steps}"
-    inside = {
-        Publish.retract: "go on under the new weights, with keys and values of these",
-        Publish.keep: "go on under the new weights, with the keys and values that they have",
-        Publish.abort: "are ended, and what is left of each is asked for",
-    }[rollout.publish]
-    old = f"no token that is trained on is over {bound} version{'s' * (bound > 1)} old"
-    return f"{ahead} are generated while a step trains, {old}; at a publish, responses {inside}"
-
-
-def _corrected(algo: AlgoConfig, rollout: RolloutConfig, has_experts: bool) -> str:
-    """Which tokens of a run are corrected, and why; empty if none is."""
-    if algo.importance_tokens is ImportanceTokens.all:
-        causes = {
-            "engines quantise": quantizes(rollout),
-            "rounding sends tokens to other experts": has_experts,
-            "some tokens are of older weights": rollout.continues,
-        }
-        why = " and ".join(cause for cause, holds in causes.items() if holds)
-        return "all tokens" + (f", because {why}" if why else "")
-    return "tokens of older weights" if rollout.continues else ""
-
-
-def _correction(algo: AlgoConfig) -> str:
-    bounds = f"[{algo.importance_low:g}, {algo.importance_high:g}]"
-    outside = f"clipped to {bounds}" if algo.importance is Importance.truncate else f"masked outside {bounds}"
-    weight = f"loss times pi_old / pi_engine, {outside}"
-    return "the PPO ratio compares with the engine that sampled them" if algo.rollout_logprobs_as_old else weight
+def reason_unknown(model: PlannedModel, cluster: ClusterConfig) -> str:
+    """Why nothing is said of the memory of its GPUs."""
+    if model.unknown:
+        return f"nobody told the size of '{model.unknown}'"
+    return f"nothing that is installed estimates it. {how_to_get(f'{KIND}/{cluster.device.name}')}".rstrip()
 
 
 def _setting(name: str, value: Any, width: int = 32) -> str:
@@ -217,7 +73,20 @@ def _setting(name: str, value: Any, width: int = 32) -> str:
     return f"  {name:<{width}} {text}"
 
 
+def layout(topology: Topology) -> str:
+    """The processes of the run, in one sentence."""
+    cluster = topology.cluster
+    hosts = f"{cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"
+    rows = _rows(topology.config.reward, topology)[1:]
+    parts = (f"{count} {name}{'s' * (count > 1)}" + f" ({text})" * (name != _SCORER) for name, count, text in rows)
+    return f"{hosts}: {', '.join(parts)}"
+
+
 def _processes(reward: RewardConfig, topology: Topology) -> Iterator[str]:
+    return (f"  {name:<14} {count:>4}  {text}" for name, count, text in _rows(reward, topology))
+
+
+def _rows(reward: RewardConfig, topology: Topology) -> list[tuple[str, int, str]]:
     cluster, grid = topology.cluster, topology.grid
     sizes = f"tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp}"
     backend = "NCCL" if cluster.on_gpus else "gloo"
@@ -232,9 +101,9 @@ def _processes(reward: RewardConfig, topology: Topology) -> Iterator[str]:
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
         ("engine", len(topology.engines), f"{server}, {_placed(topology)}, weights by {topology.transport}"),
         ("frozen engine", len(topology.frozen_engines), f"{server}, each with a model of its own"),
-        ("reward worker", reward.num_workers if topology.engines else 0, limits),
+        (_SCORER, reward.num_workers if topology.engines else 0, limits),
     ]
-    return (f"  {name:<14} {count:>4}  {text}" for name, count, text in rows if count)
+    return [row for row in rows if row[1]]
 
 
 def _placed(topology: Topology) -> str:
@@ -251,15 +120,8 @@ def _pipeline(model: PlannedModel) -> Iterator[str]:
         yield (
             f"  {f'{stage.number + 1} of {len(model.stages)}':<9}{stage.number:>4}  {_span(stage.ranks):<10}"
             f"{_span(range(nodes[0], nodes[1] + 1)):<8}{', '.join(map(_span, stage.chunks)):<22}"
-            f"{_count(stage.parameters):>11}{_count(stage.of_rank):>11}"
+            f"{count(stage.parameters):>11}{count(stage.of_rank):>11}"
         )
-
-
-def _count(parameters: int | None) -> str:
-    if parameters is None:
-        return "not known"
-    size, unit = (1e9, "B") if parameters >= 1e9 else (1e6, "M")
-    return f"{parameters / size:,.2f} {unit}"
 
 
 def _ranks(model: PlannedModel) -> Iterator[str]:

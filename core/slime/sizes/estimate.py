@@ -22,6 +22,9 @@ class PlanPart(Protocol):
     def sections(self) -> Iterable[tuple[str, list[str]]]:
         """Title and lines of each section of the plan's text."""
 
+    def brief(self) -> Mapping[str, str]:
+        """Label -> line of the plan's one screen; nothing, if it is not worth one."""
+
     def document(self) -> Mapping[str, Any]:
         """Fields of `slime plan --json` (docs/plan.md), as plain values; `memory` and `pools` of a `MemoryEstimate`."""
 

@@ -23,6 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 Checks everything that can be known before a process starts: names, types and rules of every key, the first rows of the
 data, the run directory, the layout, the memory of devices and hosts. Exit code 2 if something is wrong."""
     parser.add_keys()
+    parser.add_argument("--all", action="store_true", help="show every process, key and argument, not one screen")
     parser.add_argument("--config", action="store_true", help="print the resolved config as YAML")
     parser.add_argument("--json", action="store_true", help="print the plan for programs (docs/plan.md)")
 
@@ -30,21 +31,23 @@ data, the run directory, the layout, the memory of devices and hosts. Exit code 
 def run(args: Namespace) -> int:
     from slime.plan.document import document
     from slime.plan.report import report
+    from slime.plan.screen import screen
 
     composed = examine_with_run_dir(args.keys)
     code = EXIT_ERROR if composed.problems else 0
     if args.json:
         print(json.dumps(document(composed, plugins.load()), indent=1))
         return code
-    if args.config:
-        print(printable(composed.yaml) if sys.stdout.isatty() else composed.yaml, end="")
-    elif not composed.problems:
-        print(printable(report(composed, plugins.load())))
     for problem in composed.problems:
         print(f"slime: {problem}", file=sys.stderr)
     warn(composed)
     for need in composed.needs:
         print(f"slime: before it can run: {need}", file=sys.stderr)
+    sys.stderr.flush()
+    if args.config:
+        print(printable(composed.yaml) if sys.stdout.isatty() else composed.yaml, end="")
+    elif not composed.problems:
+        print(printable((report if args.all else screen)(composed, plugins.load())))
     return code
 
 

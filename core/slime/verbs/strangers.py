@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
-from slime.arguments import ArgumentParser
+from slime.arguments import RUN_FILE, ArgumentParser, is_run_file
 from slime.errors import SlimeError, did_you_mean, nearest
+from slime.printable import printable
 
-_HYDRAS = ("--cfg", "-c", "--config-name", "--config-path", "--config-dir", "--info", "--resolve")
+_HYDRAS = ("--cfg", "--info", "--resolve")
+_FILES = ("--config", "-c", "--config-file", "--config-name", "--config-path", "--config-dir", "--file", "-f")
+"""Flags of other programs in front of a config file."""
 _SWEEPS = ("--multirun", "-m")
 
 
@@ -19,6 +24,11 @@ def read(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
         SlimeError: a word does not fit.
     """
     if parser.takes_keys:
+        for word in words:
+            flag, _, file = word.partition("=")
+            if word[0:1] == "@" or (flag in _FILES and file):
+                file = file or word[1:]
+                raise SlimeError(f"'{word}' is not how a run file is given", todo=f"It is a word of its own: {file}.")
         args, strange = parser.parse_known_intermixed_args(words)
         refuse_strangers([*strange, *args.keys])
     else:
@@ -31,7 +41,7 @@ def refuse_strangers(words: Sequence[str]) -> None:
     """Raise for the first word that sets no key; flags that the verb takes are not among `words`.
 
     Raises:
-        SlimeError: there is one, or two words set the same key.
+        SlimeError: there is one.
     """
     for word in words:
         if not word.strip():
@@ -42,26 +52,33 @@ def refuse_strangers(words: Sequence[str]) -> None:
         if word in _HYDRAS:
             todo = "'slime plan --config' prints the resolved config."
             raise SlimeError(f"'{word}' is a flag of Hydra that slime does not take", todo=todo)
+        if word in _FILES:
+            todo = "A run file is a word of its own: slime my.yaml; 'slime plan --config' prints the resolved config."
+            raise SlimeError(f"there is no flag '{word}' here", todo=todo)
         if word.startswith("-"):
             raise SlimeError(f"there is no flag '{word}'", todo=_instead_of_flag(word))
-        if "=" not in word and word[0] != "~":
+        if "=" not in word and word[0] != "~" and not is_run_file(word):
             raise SlimeError(f"'{word}' is neither a verb nor key=value", todo=_instead_of_verb(word))
-    _refuse_seconds(words)
+    _note_seconds(words)
 
 
-def _refuse_seconds(words: Sequence[str]) -> None:
-    """Raise where one key is given twice: Hydra would take the last one without a word."""
+def _note_seconds(words: Sequence[str]) -> None:
+    """Say which word holds, where one key is given twice."""
     given: dict[str, str] = {}
     for word in words:
         key = word.partition("=")[0].lstrip("+~")
-        if key in given and not word.startswith("~"):
-            raise SlimeError(f"'{given[key]}' and '{word}' set the same key", todo="Keep one of them.")
+        if given.get(key, word) != word and not word.startswith("~"):
+            print(printable(f"slime: note: '{word}' holds, not '{given[key]}' before it"), file=sys.stderr)
         given[key] = word
 
 
 def _instead_of_verb(word: str) -> str:
     from slime.verbs.installed import names
 
+    if (Path(word) / "config.yaml").is_file():
+        return f"Name the file of that run: {Path(word) / 'config.yaml'}."
+    if Path(word).suffix in (".json", ".toml") or Path(word).is_file():
+        return f"A run file is YAML, and its name ends with {' or '.join(RUN_FILE)}."
     if "." in word or word[0] == "+":
         return f"Write {word}=<value>."
     verbs = [name for name in names() if " " not in name]

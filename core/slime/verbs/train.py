@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from slime.arguments import ArgumentParser
 from slime.imports import collect_rarely, importing
+from slime.printable import printable
 
 if TYPE_CHECKING:
     from slime.compose.compose import Composed
@@ -44,5 +45,7 @@ def run(args: Namespace) -> None:
 
 
 def warn(composed: Composed) -> None:
+    for note in composed.notes:
+        print(printable(f"slime: note: {note}"), file=sys.stderr)
     for warning in composed.warnings:
         print(f"slime: warning: {warning}", file=sys.stderr)

@@ -44,7 +44,7 @@ def slime_verbs() -> Mapping[str, VerbFactory]:
 
 @hookimpl
 def slime_plan_parts() -> Mapping[str, Callable[..., PlanPart]]:
-    return {"bubbles": _bubbles, "publish": _publishing}
+    return {"bubbles": _bubbles, "publish": _publishing, "seconds": _seconds, "disk": _disk}
 
 
 @hookimpl
@@ -82,6 +82,18 @@ def _publishing(sizes: ModelSizes) -> PlanPart:
     from slime_tools.publish.part import Publishing
 
     return Publishing(sizes)
+
+
+def _seconds(sizes: ModelSizes) -> PlanPart:
+    from slime_tools.fit.step import StepSeconds
+
+    return StepSeconds(sizes)
+
+
+def _disk(sizes: ModelSizes) -> PlanPart:
+    from slime_tools.preflight.disk import Disk
+
+    return Disk(sizes)
 
 
 def _memory_of_gpus(sizes: ModelSizes) -> MemoryEstimate:

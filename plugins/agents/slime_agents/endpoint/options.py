@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from slime.config.paths import resolve
 from slime.errors import SlimeError, nearest
 from slime_agents.endpoint.forms import STRUCTURED
 from slime_agents.tools.named import coroutine_function
 
 _WHERE = "rollout.program.options"
+_OF_SHELL = {*"|&;<>$`(){}*?~\n"}
+_NO_SCRIPT = ("-c", "-m")
+"""Flags of interpreters behind which no file is run."""
+_SCRIPTS = (".py", ".pyz", ".sh", ".js", ".mjs", ".rb", ".pl")
+_PROGRAMS = ("python", "python3", "bash", "sh", "node", "npx", "uv", "uvx", "claude", "codex", "opencode")
+"""What agents are often started with."""
 
 
 @dataclass
@@ -50,3 +60,28 @@ def check(options: EndpointOptions) -> None:
         raise SlimeError(f"'{options.structured}' is not known", where=f"{_WHERE}.structured", todo=todo)
     if options.path:
         coroutine_function(options.path, "task", "endpoint")
+    else:
+        check_command(options.command)
+
+
+def check_command(command: str) -> None:
+    """Raises SlimeError: the command's program, or the script that it is to run, is not here. Of one with more words of
+    the shell than these nothing is said."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise SlimeError(f"{error}: {command}", where=f"{_WHERE}.command", todo="Close the quotation.") from error
+    while words and (words[0] == "exec" or "=" in words[0]):
+        words = words[1:]
+    if not words or set(command) & _OF_SHELL:
+        return
+    program, *arguments = words
+    if shutil.which(program) is None:
+        near = nearest(program, _PROGRAMS)
+        todo = f"Did you mean '{near}'?" if near else "Install it, or name its path."
+        raise SlimeError(f"there is no program '{program}'", where=f"{_WHERE}.command", todo=todo)
+    script = next((word for word in arguments if word in _NO_SCRIPT or Path(word).suffix in _SCRIPTS), "")
+    try:
+        resolve(script) if Path(script).suffix in _SCRIPTS else None
+    except SlimeError as problem:
+        raise problem.under(f"{_WHERE}.command") from problem

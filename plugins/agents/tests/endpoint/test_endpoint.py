@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ from slime.compose.compose import compose
 from slime.errors import SlimeError
 from slime.types import Status, Verdict
 from slime_agents.endpoint import server
-from slime_agents.endpoint.options import EndpointOptions
+from slime_agents.endpoint.options import EndpointOptions, check
 from slime_agents.endpoint.program import EndpointProgram
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {
@@ -280,7 +281,7 @@ def test_an_engine_that_fails_ends_the_run_and_not_the_attempt(tmp_path):
         stage.play(agent)
 
 
-def test_the_agent_is_checked_before_anything_starts(tmp_path):
+def test_the_agent_is_checked_before_anything_starts(tmp_path, monkeypatch):
     words = ["+model=glm4-tiny", "+cluster=local", "rollout.program.name=endpoint"]
     with pytest.raises(SlimeError, match="no agent program is named"):
         compose(words)
@@ -293,13 +294,36 @@ def test_the_agent_is_checked_before_anything_starts(tmp_path):
         compose([*words, f"rollout.program.path={tmp_path}/mine.py:plain"])
     with pytest.raises(SlimeError, match="cannot be called with task, endpoint: too many positional arguments"):
         compose([*words, f"rollout.program.path={tmp_path}/mine.py:short"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_agent.py").touch()
     program = compose([*words[:2], "rollout.program.command=python my_agent.py"]).rollout.program
     assert (program.name, program.options["command"]) == ("endpoint", "python my_agent.py")
 
 
-def test_the_page_s_examples_work(tmp_path):
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("python my_agnt.py --slow", "there is no 'my_agnt.py'. Did you mean 'my_agent.py'?"),
+        ("pyton my_agent.py", "there is no program 'pyton'. Did you mean 'python'?"),
+        ("python 'my_agent.py", "No closing quotation"),
+        ("my_agent.py", "there is no program 'my_agent.py'. Install it, or name its path."),
+        ("python -u my_agent.py nosuch.py", ""),
+        ("A=b exec python -m json.tool nosuch.py", ""),
+        ("cd /nowhere && python nosuch.py", ""),
+    ],
+)
+def test_what_a_command_runs_must_be_here(tmp_path, monkeypatch, command, fault):
+    """As far as a line of the shell says it without running."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_agent.py").touch()
+    with pytest.raises(SlimeError, match=re.escape(fault)) if fault else nullcontext():
+        check(EndpointOptions(command=command))
+
+
+def test_the_page_s_examples_work(tmp_path, monkeypatch):
     """The agent, the function and the command that docs/agents.md shows."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "my_agent.py").write_text(blocks[0])
     (tmp_path / "my_function.py").write_text(blocks[1])
     [words] = re.findall(r"^    slime (.*)$", PAGE.read_text().replace("\\\n", " "), re.M)

@@ -82,6 +82,9 @@ class SandboxPart:
         if self._is_used:
             yield "sandbox", [f"  {self._line()}"]
 
+    def brief(self) -> Mapping[str, str]:
+        return {"sandbox": self._line()} if self._is_used else {}
+
     def document(self) -> Mapping[str, Any]:
         return {"sandbox": self._line() if self._is_used else None}
 

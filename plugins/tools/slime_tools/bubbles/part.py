@@ -38,6 +38,9 @@ class Waiting:
         if self.bubbles:
             yield TITLE, [*self._lines(self.bubbles)]
 
+    def brief(self) -> Mapping[str, str]:
+        return {}
+
     def document(self) -> Mapping[str, Any]:
         found = self.bubbles
         return {"bubbles": {name: round(value, 4) for name, value in found._asdict().items()} if found else None}

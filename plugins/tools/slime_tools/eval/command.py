@@ -14,16 +14,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-
 import slime
 from slime import files
 from slime import plugins as slime_plugins
 from slime.arguments import ArgumentParser
 from slime.checkpoints import Checkpoint, published
 from slime.compose import groups as config_groups
-from slime.compose.compose import Composed, checked, merge, ready
-from slime.compose.groups import DECLARED, NO_RECIPE, UNSET, Groups
+from slime.compose.compose import Composed, checked, merge, over, ready
+from slime.compose.groups import NO_RECIPE, UNSET, Groups
 from slime.compose.overrides import CommandLine, add_choices_of_model, choose, read_command_line
 from slime.config.hf import read_hf_config
 from slime.config.schema import (
@@ -42,8 +40,8 @@ from slime.run_config import read_config
 RESULT = "result.json"
 EVAL, REWARD, PASS = "eval/", "reward_mean", "pass_at_"
 WORDS = """\
-key=value and +group=option change what the run's config says: +cluster=... for where the evaluation runs (the run's
-own devices unless given), eval.samples_per_prompt=8 for pass@k, task=... or eval.path=... for other prompts,
+key=value, +group=option and run files change what the run's config says: +cluster=... for where the evaluation runs
+(the run's own devices unless given), eval.samples_per_prompt=8 for pass@k, task=... or eval.path=... for other prompts,
 run.name=... for another folder than eval/<checkpoint>. An HF folder needs +cluster=... and a task, or the +model=...
 that brings one.
 """
@@ -189,8 +187,6 @@ OF_CLUSTER = ("cluster", "train", "weights")
 """Sections that follow from model and cluster: the run's are of no use on another cluster."""
 OF_ROLLOUT = ("sampling", "max_prompt_tokens", "request_timeout_s")
 """Keys of `rollout` that do not, as those of quantizations and the models of frozen groups, which rewards ask."""
-CHOOSING = ("task", "recipe")
-"""Groups whose options may choose of the others; they come last."""
 
 Saved = dict[str, Any]
 
@@ -208,7 +204,7 @@ def of_run(config: Path, argv: Sequence[str], home: Path, weights: Path) -> Comp
     """
     saved = {name: keys for name, keys in _saved(config).items() if name in FROM_RUN}
     plugins, groups = _installed()
-    line = read_command_line(argv, groups)
+    line = _line(argv, groups)
     if "model" in line.choices:
         raise SlimeError("the model is that of the run", where=f"model={line.choices['model']}", todo="Leave it out.")
     if {"task", "reward"} & line.choices.keys():
@@ -249,7 +245,7 @@ def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
     name = _as_name(folder.name)
     model = {"name": name, "family": str(read_hf_config(str(folder))["model_type"]), "path": str(folder)}
     plugins, groups = _installed()
-    line = read_command_line(argv, groups)
+    line = _line(argv, groups)
     if "cluster" not in line.choices:
         raise SlimeError("no cluster is chosen", todo=groups.choose("cluster", "+"))
     if "model" in line.choices:
@@ -260,6 +256,14 @@ def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
         raise SlimeError("what to score the model on is not chosen", todo=todo)
     line.choices.setdefault("model", name)
     return _evaluation({"run": {}, "model": model, "data": {"path": ""}}, home, line, plugins, groups)
+
+
+def _line(words: Sequence[str], groups: Groups) -> CommandLine:
+    line = read_command_line(words, groups)
+    if line.base:
+        todo = "Name its directory instead: slime eval runs/<name>."
+        raise SlimeError("is the whole config of a run", where=line.base.word, todo=todo)
+    return line
 
 
 def _installed() -> tuple[Plugins, Groups]:
@@ -279,14 +283,8 @@ def _saved(config: Path) -> Saved:
 def _evaluation(saved: Saved, home: Path, line: CommandLine, plugins: Plugins, groups: Groups) -> Composed:
     """The groups as in training, over the saved values, under the command line."""
     saved["run"] |= {"name": _as_name(home.name), "dir": str(home.parent), "num_steps": 1, "resume": "auto"}
-    unset = {"reward": UNSET, "cluster": UNSET, "model": UNSET, "algo": "grpo", "buffer": "fifo"}
-    ordered = [*(group for group in DECLARED if group not in CHOOSING), *CHOOSING]
-    chosen = [{group: unset.get(group, "none")} for group in ordered]
-    store = ConfigStore.instance()
-    store.store(name="saved", node=saved)
-    store.store(name="evaluation", node={"defaults": ["schema", "saved", *chosen, "_self_"]})
     line.choices = {"cluster": UNSET, "recipe": NO_RECIPE, **line.choices}
-    _, cfg = merge(line, groups, "evaluation")
+    _, cfg = merge(line, groups, over(saved))
     if cfg.eval.path is None:
         raise SlimeError("there is no held-out prompt set", where="eval.path", todo="Set eval.path=<jsonl or parquet>.")
     _leave_training_out(cfg, plugins)

@@ -48,6 +48,11 @@ class GpuMemory:
         host = max(plan.hosts, key=most)
         yield _title("memory a host", host, plan.host_bytes), [*_lines(host.table)]
 
+    def brief(self) -> dict[str, str]:
+        plan = self.plan
+        kinds = (("device", plan.devices, plan.device_bytes), ("host", plan.hosts, plan.host_bytes))
+        return {"memory": "; ".join(_fullest(what, max(places, key=most), size) for what, places, size in kinds)}
+
     def document(self) -> dict[str, Any]:
         """Bytes by item and phase, and the engines' pools."""
         plan = self.plan
@@ -74,6 +79,11 @@ class GpuMemory:
 def _title(what: str, place: Place, capacity: float | None) -> str:
     size = f"of {capacity / GIB:.1f} " if capacity else ""
     return f"{what}: GiB {size}on the fullest, {place.name}; most while '{place.table.peak.value}'"
+
+
+def _fullest(what: str, place: Place, capacity: float | None) -> str:
+    size = f" of {capacity / GIB:,.1f}" if capacity else ""
+    return f"{most(place) / GIB:,.1f}{size} GiB of the fullest {what}, while '{place.table.peak.value}'"
 
 
 def _lines(table: Table) -> Iterator[str]:

@@ -13,7 +13,6 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from slime import plugins
-from slime.algo.stages import Stages, run_stages
 from slime.arguments import ArgumentParser
 from slime.checkpoints import published
 from slime.cluster.placement import HOST_LABEL, on_node, reserve, this_node
@@ -23,7 +22,7 @@ from slime.compose.compose import examine, ready
 from slime.config.gpus import ROW, gpu_of
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import located, resolve
-from slime.config.schema import CheckpointConfig, ClusterConfig, ModelConfig, Role, RolloutConfig
+from slime.config.schema import ClusterConfig, ModelConfig, Role, RolloutConfig
 from slime.errors import SlimeError
 from slime.printable import printable
 from slime.run_dir import RunDir
@@ -39,6 +38,7 @@ from slime_observers.console.startup import Startup
 from slime_tools.memory.estimate import GpuMemory
 from slime_tools.memory.memory_plan import MIB, MemoryPlan
 from slime_tools.memory.trainer import GIB
+from slime_tools.preflight.disk import written
 from slime_tools.preflight.host_checks import Devices, Fault, HostFacts, Wanted, check_host, read_software, sizes
 from slime_tools.preflight.reach import unreached
 
@@ -157,8 +157,8 @@ def read_wanted(topology: Topology, run: RunDir, *, writes: bool = True) -> Want
     installed, hf = plugins.load(), read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
     estimate = estimate_memory(topology, installed.models.create(cfg.model.family), hf, installed)
     plan = estimate.plan if isinstance(estimate, GpuMemory) else None
-    written = _disk(cfg.train.checkpoint, run_stages(cfg), run, plan) if plan and writes else 0.0
-    space = {gettempdir(): TEMPORARY, str(run.path): written}
+    to_write = _disk(run, plan) if plan and writes else 0.0
+    space = {gettempdir(): TEMPORARY, str(run.path): to_write}
     taken = take_folders(topology, run)
     locks = {"run.dir": run.lock, **taken}
     transport = transport_of(topology.transport)
@@ -209,23 +209,10 @@ def _modules(topology: Topology, backends: Collection[str]) -> Sequence[str]:
     return deepep + (["mooncake.engine"] if any(name.startswith("mooncake") for name in backends) else [])
 
 
-def _disk(checkpoints: CheckpointConfig, stages: Stages, run: RunDir, plan: MemoryPlan) -> float:
-    """Bytes that the run will still write: checkpoints of weights, masters and moments, one more than are kept, and the
-    exported weights."""
-    precision, num_weights = plan.trainers[0].precision, sum(weight.numel for weight in plan.weights)
-    num_weights_saved = num_weights + (sum(each.numel for each in plan.critic_weights) if stages.have_critic else 0)
-    owned = sum(rank.owned + rank.owned_of_critic for rank in plan.trainers) * plan.grid.world_size / plan.grid.pp
-    checkpoint = precision.weight * num_weights_saved + precision.optimizer * owned
-    saves = _num_saves(checkpoints.interval, stages)
-    missing = max(0, min(checkpoints.keep + 1, saves) - len(published(run.checkpoints)))
-    return float(checkpoint * missing) + (precision.weight * num_weights if checkpoints.export_hf else 0)
-
-
-def _num_saves(interval: int | None, stages: Stages) -> int:
-    if interval is None:
-        return 0
-    steps = [stage.num_steps for stage in stages]
-    return sum(-(-count // interval) if interval else int(count > 0) for count in steps)
+def _disk(run: RunDir, plan: MemoryPlan) -> float:
+    """Bytes that the run will still write: checkpoints, one more than are kept, and the exported weights."""
+    its = written(plan)
+    return its.checkpoint * max(0, its.num_checkpoints - len(published(run.checkpoints))) + its.export
 
 
 def add_arguments(parser: ArgumentParser) -> None:

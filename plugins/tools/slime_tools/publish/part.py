@@ -193,6 +193,9 @@ class Publishing:
                 lines += [f"  {'first':<10} {what}: {self.first_bytes / 1e9:,.3f} GB"]
             yield "a published version", lines
 
+    def brief(self) -> Mapping[str, str]:
+        return {}
+
     def document(self) -> Mapping[str, Any]:
         seconds = self.seconds and {**dataclasses.asdict(self.seconds), "total": self.seconds.total}
         return {

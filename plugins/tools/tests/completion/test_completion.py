@@ -36,7 +36,7 @@ def test_verbs_come_first_and_only_there() -> None:
         ("slime rollout.sam", ["rollout.samples_per_prompt=", "rollout.sampling."]),
         ("slime train.megatron.tensor", ["train.megatron.tensor_model_parallel_size="]),
         ("slime rollout.sglang.tp", ["rollout.sglang.tp_size="]),
-        ("slime plan --", ["--config", "--fit", "--help", "--json"]),
+        ("slime plan --", ["--all", "--config", "--fit", "--help", "--json"]),
         ("slime --f", []),
         ("slime plugins --", ["--help", "--json"]),
         ("slime plugins mo", []),
