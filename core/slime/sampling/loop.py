@@ -223,8 +223,7 @@ class _Step:
 
     def _goes_on(self, group: Group) -> bool:
         """Whether a later step is to have this group of the surplus."""
-        surplus = self._cfg.surplus
-        return surplus is Surplus["continue"] or (surplus is Surplus["finished"] and group.finished)
+        return {"continue": True, "finished": group.finished, "drop": False}[self._cfg.surplus.name]
 
     def _store(self, groups: Iterable[Group]) -> None:
         for group in groups:
