@@ -37,7 +37,10 @@ EAGLE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_dra
 
 TIGHT = {f"{model}@h100x256": ["memory a device"] for model in ("glm5", "glm5.1")}
 """Layouts that users run and whose prediction leaves less than its error."""
-CLIPS_TOKENS = ("deepseek-r1@h100x128", "glm4.5@h100x64", "glm4.5-355b-a32b@h100x64", "glm4.5-fp8@h100x64")
+CLIPS_TOKENS = (
+    *(f"deepseek-{model}@h100x128" for model in ("r1", "v3", "v3.2")),
+    *(f"{model}@h100x64" for model in ("glm4.5", "glm4.5-355b-a32b", "glm4.5-fp8")),
+)
 """Mixtures of experts whose users take four optimizer steps a rollout under the clip of single tokens."""
 WARNINGS = TIGHT | {recipe: ["algo.name=grpo"] for recipe in CLIPS_TOKENS}
 
@@ -45,8 +48,10 @@ WARNINGS = TIGHT | {recipe: ["algo.name=grpo"] for recipe in CLIPS_TOKENS}
 @functools.cache
 def plan(recipe: str, *more: str) -> Composed:
     """The plan of a recipe's own model and cluster. Whoever reads it leaves it as it is: others read it as well."""
-    model, _, cluster = recipe.partition("@")
-    return examine([f"+model={model}", f"+cluster={cluster or 'local'}", *more])
+    name, _, variant = recipe.partition("+")
+    model, _, cluster = name.partition("@")
+    chosen = [f"recipe={recipe}"] if variant else []
+    return examine([f"+model={model}", f"+cluster={cluster or 'local'}", *chosen, *more])
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -101,11 +106,19 @@ def layout(composed: Composed) -> tuple[tuple[int, ...], list[int]]:
     [
         ("glm5.2@h100x256", (4, 8, 8, 32, 1), [14, *[8] * 6, 16], 8192, FULL),
         ("deepseek-r1@h100x128", (8, 4, 4, 32, 1), [16, 16, 16, 13], 16384, FULL | DEEPEP),
+        ("deepseek-v3@h100x128", (8, 4, 4, 32, 1), [16, 16, 16, 13], 16384, FULL | DEEPEP),
+        ("deepseek-v3.2@h100x128", (8, 4, 4, 32, 1), [16, 16, 16, 13], 16384, FULL | DEEPEP),
         ("glm4.5@h100x64", (8, 4, 2, 16, 1), [23] * 4, 16384, FULL | DEEPEP),
+        ("glm4.6@h100x64", (8, 4, 2, 16, 1), [23] * 4, 16384, FULL | DEEPEP),
+        ("glm4.7@h100x64", (8, 4, 2, 16, 1), [23] * 4, 16384, FULL | DEEPEP),
         ("glm4.7-flash@h100x8", (1, 1, 1, 8, 1), [47], 8192, FULL),
         ("glm4.7-flash@h100x16", (4, 2, 2, 8, 1), [24, 23], None, {}),
         ("glm4.7-flash@h100x24", (1, 1, 1, 8, 1), [47], None, {}),
+        ("glm4.7-flash@h100x8+script", (2, 2, 2, 4, 1), [24, 23], 32768, FULL | DEEPEP),
+        ("glm4.7-flash@h100x16+script", (2, 2, 2, 8, 1), [24, 23], 32768, FULL | DEEPEP),
         ("glm4-9b@h100x8", (2, 1, 2, 1, 2), [40], 4608, FULL),
+        ("glm4-9b@h100x8-split+script", (2, 1, 2, 1, 2), [40], 4608, FULL),
+        ("glm-4-32b@h100x8", (2, 2, 1, 1, 2), [31, 30], 18432, FULL),
         ("glm5.1@h100x256", (4, 4, 2, 32, 1), [20, 20, 20, 18], 16384, FULL),
         ("qwen3-235b-a22b@h100x128-split", (4, 4, 2, 16, 1), [24, 24, 24, 22], None, {}),
         ("qwen3-30b-a3b@h100x8", (4, 1, 1, 8, 1), [48], 20480, {}),
@@ -163,6 +176,7 @@ def test_dispatch_in_training_is_alltoall_where_it_is_not_deepep() -> None:
             [(Role.regular, 2, 64, {**WIDE, "dp_size": 8, "ep_size": 64, "deepep_mode": "auto"})],
         ),
         ("glm4.5@h100x64", [(Role.regular, 2, 32, {**DP_ATTENTION, "dp_size": 4})]),
+        ("glm4.7@h100x64", [(Role.regular, 2, 32, {**WIDE, "dp_size": 4, "ep_size": 32})]),
         (
             "glm4.5-fp8@h100x64",
             [
@@ -214,7 +228,17 @@ def test_sparse_attention_of_glm5_2() -> None:
         assert {key: group.sglang[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize(("recipe", "numbers"), [("glm5.2@h100x256", (4, 1, 5)), ("glm4.7-flash@h100x8", (2, 1, 3))])
+@pytest.mark.parametrize(
+    ("recipe", "numbers"),
+    [
+        ("glm5.2@h100x256", (4, 1, 5)),
+        ("deepseek-r1@h100x128", (3, 1, 4)),
+        ("glm4.5@h100x64+script", (2, 1, 3)),
+        ("glm4.7@h100x64", (3, 1, 4)),
+        ("glm4.7-flash@h100x8", (2, 1, 3)),
+        ("glm4.7-flash@h100x16+script", (3, 1, 4)),
+    ],
+)
 def test_speculation(recipe: str, numbers: tuple[int, ...]) -> None:
     for group in plan(recipe).topology.groups:
         assert group.sglang["speculative_algorithm"] == "EAGLE"

@@ -38,6 +38,7 @@ WRITES = {
     "glm4.5-air": THINKS,
     "glm4.5-fp8": THINKS,
     "glm4.6": THINKS,
+    "glm4.7": GOES_ON_THINKING,
     "glm4.7-flash": GOES_ON_THINKING,
     "glm5": GOES_ON_THINKING,
     "glm5.1": GOES_ON_THINKING,

@@ -129,6 +129,16 @@ def test_mistyped_recipe_is_found(acme: Site) -> None:
         compose(RUN)
 
 
+def test_a_variant_of_a_recipe_is_taken_by_name_alone(acme: Site) -> None:
+    more = "# @package _global_\ndefaults:\n  - /recipe@_global_: [acme-1.5b@local]\nrun:\n  num_steps: 2"
+    add(acme, {**CONF, "recipe/acme-1.5b@local+short.yaml": more})
+    usual, short = compose(RUN), compose([*RUN, "recipe=acme-1.5b@local+short"])
+    assert usual.run.num_steps != short.run.num_steps == 2
+    (acme.folder / "acme_models/conf/recipe/acme-1.5b@local.yaml").unlink()
+    with pytest.raises(SlimeError, match=r"no reward is chosen"):  # nobody mistyped a name
+        compose(RUN)
+
+
 def test_two_providers_of_one_option_are_refused(acme: Site) -> None:
     other = "@hookimpl\ndef slime_config_paths(): return ['pkg://other_models.conf']"
     acme.add("other-models", other, conf={"model/acme-1.5b.yaml": "name: mine"})

@@ -19,7 +19,7 @@ DEMONSTRATIONS = ["sft.path=pkg://slime_rewards.math/data/arithmetic-sft.jsonl",
 CLIPPED = {"algo.importance_low": 0.5, "algo.importance_high": 1.5}
 MASKED = {"algo.importance": "mask"}
 OVER = {"rollout.over_sampling": 1.5}
-ON_POLICY = {"rollout.partial": "false", "rollout.fixed_prompts": "true"}
+ON_POLICY = {"rollout.surplus": "drop"}
 OLD = {"algo.rollout_logprobs_as_old": "true"}
 NO_STALE = (
     "does nothing without algo.importance_tokens=all, rollout.over_sampling above 1 or rollout.max_staleness. Set"
@@ -224,11 +224,11 @@ def problems(changes: dict[str, Any], model: str = "glm4-tiny") -> list[str]:
         ),
         ({"rollout.max_weight_lag": 2}, ["rollout.max_weight_lag: does nothing without rollout.over_sampling above 1"]),
         ({"rollout.max_weight_lag": "null"}, ["max_weight_lag: does nothing without rollout.over_sampling above 1"]),
-        ({"rollout.partial": "false"}, ["rollout.partial: does nothing without rollout.over_sampling above 1. Set"]),
+        ({"rollout.surplus": "drop"}, ["rollout.surplus: does nothing without rollout.over_sampling above 1. Set"]),
         ({"rollout.fixed_prompts": "true"}, ["rollout.fixed_prompts: does nothing without rollout.over_sampling"]),
         (
             OVER | ON_POLICY | {"rollout.max_weight_lag": 2},
-            ["max_weight_lag: does nothing with rollout.partial=false and rollout.fixed_prompts, which leave no token"],
+            ["max_weight_lag: does nothing with rollout.surplus=drop, which leaves no token"],
         ),
         (OLD | MASKED, ["algo.importance: does nothing with algo.rollout_logprobs_as_old, whose ratio"]),
         (OLD | {"algo.importance_tokens": "all"}, ["algo.importance_tokens: does nothing with algo.rollout_logprobs"]),
@@ -246,7 +246,7 @@ def test_what_acts_on_nothing_is_refused_with_what_would_make_it_act(changes: di
     [
         CLIPPED | MASKED | OVER | {"rollout.max_weight_lag": 2},
         CLIPPED | MASKED | {"algo.importance_tokens": "all"},
-        OVER | {"rollout.partial": "false", "rollout.max_weight_lag": 2},
+        OVER | {"rollout.surplus": "finished", "rollout.max_weight_lag": 2},
         OVER | ON_POLICY,
         {"rollout.max_weight_lag": 4},
         {"algo.importance_tokens": "stale"},

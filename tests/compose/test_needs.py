@@ -123,7 +123,7 @@ def test_a_model_without_a_config_in_the_package_has_its_command_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = of("model.path", "+model=glm4.6", "+cluster=h100x64", "task=arithmetic")
+    found = of("model.path", "+model=glm4.6", "+cluster=h100x64", "task=arithmetic", "model.config=null")
     assert "Run 'hf download zai-org/GLM-4.6 --local-dir zai-org/GLM-4.6'" in found
     found = of("rollout.fp8", "+model=glm4.5", "+cluster=h100x64", "rollout.fp8=zai-org/GLM-4.5-FP8")
     assert "run 'hf download zai-org/GLM-4.5-FP8 --local-dir zai-org/GLM-4.5-FP8'" in found

@@ -21,7 +21,7 @@ def name(*words):
         (["task=arithmetic"], "glm4-tiny-local"),  # the model's own
         (["run.num_steps=7", "eval.interval=2", "observe.samples_mb=3", "cluster.hang_timeout_s=9"], "glm4-tiny-local"),
         (["run.name=mine", "algo=ppo"], "mine"),
-        (["rollout.partial=false"], "glm4-tiny-local-partial_false"),
+        (["rollout.surplus=drop"], "glm4-tiny-local-surplus_drop"),
     ],
 )
 def test_the_keys_that_decide_what_is_learned_are_in_the_name(words, expected):

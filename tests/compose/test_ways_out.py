@@ -86,7 +86,7 @@ WRONG = [
     (NINE, ["weights.path=/x"]),
     (NINE, ["algo.clip_high=0.5"]),
     (NINE, ["train.lr_decay_steps=100"]),
-    (NINE, ["rollout.partial=false"]),
+    (NINE, ["rollout.surplus=drop"]),
     (TINY, ["cluster.num_trainers=1", f"{SGLANG}.tp_size=3"]),
     (TINY, [f"{GROUP}.default.devices=3", f"{GROUP}.default.devices_per_engine=2"]),
     (TINY, [f"{SGLANG}.moe_a2a_backend=deepep"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slime.config.choices import Surplus
 from slime.errors import SlimeError
 from slime.sampling.buffer import FifoBuffer
 from slime.types import Status
@@ -27,9 +28,10 @@ def test_surplus_is_aborted_and_continued_under_the_next_weights():
     assert engine.num_aborts >= len(versions) - 1
 
 
-def test_without_partial_rollouts_what_is_unfinished_is_dropped_and_counted():
+@pytest.mark.parametrize("surplus", ["finished", "drop"])
+def test_what_is_unfinished_is_dropped_and_counted(surplus):
     engine, buffer = ScriptedEngine(lengths={1: 10}, token_s=EVERY_TOKEN_TAKES_A_WHILE), FifoBuffer()
-    (step,) = run(engine, over_sampling=1.25, partial=False, buffer=buffer)
+    (step,) = run(engine, over_sampling=1.25, surplus=Surplus[surplus], buffer=buffer)
     assert [group.id for group in step.groups] == ["0/0", "0/2", "0/3", "0/4"]
     assert len(buffer) == 0
     assert step.stats["rollout/dropped_groups"] == 1
@@ -37,25 +39,31 @@ def test_without_partial_rollouts_what_is_unfinished_is_dropped_and_counted():
     assert step.stats["rollout/continued_samples"] == step.stats["rollout/weight_lag_max"] == 0
 
 
-def test_without_partial_rollouts_finished_surplus_waits_for_the_next_step():
+@pytest.mark.parametrize(("surplus", "second_has", "dropped"), [("finished", "0/1", 1), ("drop", "0/3", 2)])
+def test_finished_surplus_waits_for_the_next_step_or_is_dropped(surplus, second_has, dropped):
     """Prompts 0 and 1 end at one moment; prompt 2 takes longer."""
-    engine, buffer = ScriptedEngine(lengths={0: 1, 1: 1, 2: 10}, token_s=EVERY_TOKEN_TAKES_A_WHILE), FifoBuffer()
-    first, second = run(engine, 2, prompts_per_step=1, over_sampling=3.0, partial=False, buffer=buffer)
-    assert [group.id for step in (first, second) for group in step.groups] == ["0/0", "0/1"]
-    assert first.stats["rollout/dropped_groups"] == 1
-    assert second.stats["rollout/weight_lag_max"] == 1
+    engine, buffer = (
+        ScriptedEngine(lengths={0: 1, 1: 1, 2: 10, 3: 1, 4: 10, 5: 10}, token_s=EVERY_TOKEN_TAKES_A_WHILE),
+        FifoBuffer(),
+    )
+    first, second = run(engine, 2, prompts_per_step=1, over_sampling=3.0, surplus=Surplus[surplus], buffer=buffer)
+    assert [group.id for step in (first, second) for group in step.groups] == ["0/0", second_has]
+    assert first.stats["rollout/dropped_groups"] == dropped
+    assert second.stats["rollout/weight_lag_max"] == (surplus == "finished")
 
 
-@pytest.mark.parametrize("partial", [True, False])
-def test_with_fixed_prompts_a_step_trains_on_what_was_begun_first(partial):
+@pytest.mark.parametrize(
+    ("surplus", "carried"), [("continue", ["0/4", "0/5", "0/6", "0/7"]), ("finished", None), ("drop", [])]
+)
+def test_with_fixed_prompts_a_step_trains_on_what_was_begun_first(surplus, carried):
     engine, buffer = ScriptedEngine(lengths={1: 10}, token_s=EVERY_TOKEN_TAKES_A_WHILE), FifoBuffer()
-    (step,) = run(engine, over_sampling=2.0, partial=partial, fixed_prompts=True, buffer=buffer)
+    (step,) = run(engine, over_sampling=2.0, surplus=Surplus[surplus], fixed_prompts=True, buffer=buffer)
     assert [group.id for group in step.groups] == ["0/0", "0/1", "0/2", "0/3"]
     assert len(step.judged) == 4, "a group is decided once, when its turn has come"
     assert step.stats["rollout/length_bias"] >= 0
-    stored = [group.id for group in buffer.take(9, VERSION)]
-    assert stored == (["0/4", "0/5", "0/6", "0/7"] if partial else [])
-    assert step.stats.get("rollout/dropped_groups") == (None if partial else 4)
+    stored = buffer.take(9, VERSION)
+    assert all(group.finished for group in stored) if carried is None else [group.id for group in stored] == carried
+    assert step.stats.get("rollout/dropped_groups") == (None if surplus == "continue" else 4 - len(stored))
 
 
 @pytest.mark.parametrize("token_s", [{}, {0: 0.02}, {1: 0.02, 4: 0.02}])
@@ -66,11 +74,11 @@ def test_with_fixed_prompts_over_sampling_keeps_the_same_groups_whatever_the_tim
     assert [group.id for step in steps for group in step.groups] == [f"0/{n}" for n in (0, 3, 4, 5, 7, 8, 9, 10)]
 
 
-def test_a_step_that_fails_drops_nothing_without_partial_rollouts():
+def test_a_step_that_fails_drops_nothing():
     engine, buffer = ScriptedEngine(token_s={2: 0.05, 3: 0.05}), FifoBuffer()
     engine.dies_after = 6
     with pytest.raises(SlimeError, match="no answer to /generate"):
-        run(engine, buffer=buffer, max_requests_per_engine=3, over_sampling=1.25, partial=False)
+        run(engine, buffer=buffer, max_requests_per_engine=3, over_sampling=1.25, surplus=Surplus["drop"])
     assert len(buffer) == 5
 
 

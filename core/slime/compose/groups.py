@@ -115,7 +115,7 @@ class Groups:
             raise bad_yaml(error) from error
 
     def _is_orphan(self, recipe: str) -> bool:
-        model, _, cluster = recipe.partition("@")
+        model, _, cluster = recipe.partition("+")[0].partition("@")  # behind +: a variant's own name
         known = model in self._options["model"] and (not cluster or cluster in self._options["cluster"])
         return recipe != NO_RECIPE and not known
 

@@ -157,7 +157,7 @@ RULES: Sequence[Rule] = (
         "algo.advantage algo.advantage_options algo.critic.* algo.normalize_std algo.clip_* algo.entropy_coef "
         "algo.kl_* algo.importance* algo.rollout_logprobs_as_old algo.sequence_* algo.opsm_bound algo.rejected_in_mean "
         "algo.mask_truncated algo.teacher.* "
-        "rollout.prompts_per_step rollout.samples_per_prompt rollout.over_sampling rollout.partial "
+        "rollout.prompts_per_step rollout.samples_per_prompt rollout.over_sampling rollout.surplus "
         f"rollout.fixed_prompts rollout.max_staleness rollout.publish {_LAG} train.*_per_rollout data.shuffle "
         "data.sets data.share filter.* buffer.* observe.logprob_alarm eval.interval observe.zero_variance_steps "
         "train.routing_replay observe.routing",
@@ -230,16 +230,16 @@ RULES: Sequence[Rule] = (
     Rule("without rollout.max_staleness", "rollout.publish", lambda run: run.cfg.rollout.max_staleness > 0),
     Rule(
         "with rollout.max_staleness, which has the groups of the next steps generated meanwhile",
-        f"rollout.over_sampling rollout.partial rollout.fixed_prompts {_LAG} buffer.*",
+        f"rollout.over_sampling rollout.surplus rollout.fixed_prompts {_LAG} buffer.*",
         lambda run: run.cfg.rollout.max_staleness == 0,
     ),
     Rule(
         "without rollout.over_sampling above 1",
-        f"rollout.partial rollout.fixed_prompts {_LAG} buffer.*",
+        f"rollout.surplus rollout.fixed_prompts {_LAG} buffer.*",
         lambda run: run.cfg.rollout.over_sampling > 1,
     ),
     Rule(
-        "with rollout.partial=false and rollout.fixed_prompts, which leave no token of older weights",
+        "with rollout.surplus=drop, which leaves no token of older weights",
         f"{_LAG} buffer.*",
         lambda run: run.cfg.rollout.continues,
     ),

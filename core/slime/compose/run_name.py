@@ -20,7 +20,7 @@ LEARNING = (
     "train.lr_*",
     "train.routing_replay",
     "rollout.over_sampling",
-    "rollout.partial",
+    "rollout.surplus",
     "rollout.max_staleness",
     "rollout.publish",
 )

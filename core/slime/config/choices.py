@@ -32,6 +32,9 @@ class Publish(enum.Enum):
     abort = "abort"
 
 
+Surplus = enum.Enum("Surplus", ["continue", "finished", "drop"])  # one name is a keyword of Python
+
+
 class Resume(enum.Enum):
     auto = "auto"
     never = "never"

@@ -32,6 +32,7 @@ _FOREIGN: Mapping[str, str] = {
     ),
     "rollout.sglang.mem_fraction_static": "rollout.gpu_memory_utilization vllm_gpu_memory_utilization",
     "algo=opd": "distillation.enabled use_opd",
+    "rollout.surplus=continue": "partial_rollout",
     "filter=dynamic-sampling": "algorithm.filter_groups dynamic_sampling_filter_path",
     "reward=reward-model": "reward_model.enable reward_model.model.path reward_model_path",
     "reward=<name>": "custom_reward_function.path reward_funcs rm_type custom_rm_path group_rm",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime.config.choices import Publish, Role
+from slime.config.choices import Publish, Role, Surplus
 from slime.config.declare import BATCH, DEVICES, RATE, SAMPLES, SECONDS, STEPS, TOKENS, TOP_K, Bound, key
 
 
@@ -80,17 +80,15 @@ class RolloutConfig:
     max_requests_per_engine: int = key(256, Bound(1, 10**5), may_change=True, known_as="server_concurrency")
     """Requests in flight at one engine; of prefill and decode engines, at one that decodes."""
     over_sampling: float = key(1.0, Bound(1, 100), may_change=True, known_as="over_sampling_batch_size")
-    """Groups started for each group needed; above 1 the surplus is aborted, goes to the buffer and is continued in the
-    next step, so that what is trained on was sampled in part by older weights: `algo.importance` corrects these tokens.
-    In the first steps the trained responses are shorter than average, because the long ones are still on their way."""
-    partial: bool = key(True, may_change=True, known_as="partial_rollout")
-    """Partial rollouts: continue what is unfinished of the surplus of `over_sampling`, see there. false drops and
-    counts it (`rollout/dropped_groups`), so that each response is of one version of the weights, but answers that take
-    long are never trained on; finished groups wait for the next step."""
+    """Groups started for each group needed; `surplus` says what becomes of the others when the step has enough."""
+    surplus: Surplus = key(Surplus["continue"], may_change=True, known_as="rollout.partial")
+    """Of `over_sampling`: what becomes of groups that a step started and did not need. continue: the next step goes on
+    with them (partial rollouts), so that some of its tokens are of older weights, which `algo.importance` corrects;
+    finished: it has those that are finished, and long responses are never trained on; drop: it has none, and every step
+    is on-policy, with the same bias. `rollout/dropped_groups` counts what is dropped."""
     fixed_prompts: bool = key(False, may_change=True)
     """Of `over_sampling`, train on the groups that were begun first, not on those that finish first: the step waits for
-    them, and has no bias towards short answers (`rollout/length_bias`). Then `partial: false` drops the whole surplus,
-    finished groups too."""
+    them, and has no bias towards short answers (`rollout/length_bias`)."""
     max_weight_lag: int | None = key(4, STEPS)
     """Tokens sampled by weights more than this many versions older than those that train on them stay in their response
     and take no part in the loss; empty trains on all."""
@@ -127,4 +125,4 @@ class RolloutConfig:
     @property
     def continues(self) -> bool:
         """Whether groups go on under newer weights, or wait for them, so that some tokens are of older ones."""
-        return self.max_staleness > 0 or (self.over_sampling > 1 and (self.partial or not self.fixed_prompts))
+        return self.max_staleness > 0 or (self.over_sampling > 1 and self.surplus is not Surplus["drop"])

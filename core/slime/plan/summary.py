@@ -8,7 +8,7 @@ from slime.algo.stages import keys_read, run_stages
 from slime.compose.chosen import Choice, choices_of
 from slime.compose.compose import Composed
 from slime.compose.options import defaults_of
-from slime.config.choices import Publish
+from slime.config.choices import Publish, Surplus
 from slime.config.schema import (
     AlgoConfig,
     CheckpointConfig,
@@ -16,11 +16,13 @@ from slime.config.schema import (
     ImportanceTokens,
     Init,
     ProgramConfig,
+    Role,
     RolloutConfig,
     SetConfig,
     TrainConfig,
 )
 from slime.plan.model import PlannedModel
+from slime.plan.surplus import stale_share
 from slime.plan.work import batch
 from slime.plugins import Plugins
 from slime.topology.adapters import adapters_of
@@ -113,7 +115,8 @@ def _stages(model: PlannedModel) -> Iterator[tuple[str, str]]:
         if rollout.max_staleness:
             yield "staleness", _staleness(rollout)
         elif rollout.over_sampling > 1:
-            yield "surplus", _surplus(rollout)
+            engines = sum(group.num_engines for group in model.topology.groups if group.role is not Role.prefill)
+            yield "surplus", _surplus(rollout, engines * rollout.max_requests_per_engine)
         if "importance" in keys_read(cfg.algo) and (corrected := _corrected(cfg.algo, cfg.rollout, has_experts)):
             yield "importance", f"{corrected}: {_correction(cfg.algo)}"
     if cfg.eval.path:
@@ -147,18 +150,15 @@ def _checkpoints(checkpoint: CheckpointConfig) -> str:
     return f"every {checkpoint.interval} steps and after each stage; {kept}"
 
 
-def _surplus(rollout: RolloutConfig) -> str:
-    begun = f"over_sampling {rollout.over_sampling:g}: groups unfinished when the step has enough"
-    if rollout.fixed_prompts:
-        begun = f"over_sampling {rollout.over_sampling:g}, of which a step takes those begun first: the others"
+def _surplus(rollout: RolloutConfig, in_flight: int) -> str:
+    left = "that were begun last" if rollout.fixed_prompts else "that are not done when the step has enough"
+    begun = f"over_sampling {rollout.over_sampling:g}: groups {left}"
     if not rollout.continues:
-        return f"{begun} are dropped (partial=false)"
-    if not rollout.partial:
-        return f"{begun} are dropped (partial=false), which favours short answers; finished ones wait for the next"
-    lag = rollout.max_weight_lag
-    return f"{begun} are continued in the next" + (
-        "" if lag is None else f"; tokens over {lag} versions old are masked"
-    )
+        return f"{begun} are dropped: no token is of older weights"
+    went = "go on in the next" if rollout.surplus is Surplus["continue"] else "are dropped but for finished ones"
+    share, lag = stale_share(rollout, in_flight), rollout.max_weight_lag
+    old = f"about {share:.0%} of trained tokens are of older weights, if lengths are spread evenly"
+    return f"{begun} {went}; {old}" + ("" if lag is None else f"; those over {lag} versions old are masked")
 
 
 def _staleness(rollout: RolloutConfig) -> str:

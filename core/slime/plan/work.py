@@ -32,7 +32,7 @@ OF_REINFORCEMENT = (
     "rollout.samples_per_prompt",
     "rollout.over_sampling",
     "rollout.max_weight_lag",
-    "rollout.partial",
+    "rollout.surplus",
     "rollout.max_staleness",
     "rollout.publish",
     "rollout.fixed_prompts",

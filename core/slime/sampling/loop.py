@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from slime.config.choices import Publish
+from slime.config.choices import Publish, Surplus
 from slime.config.schema import RolloutConfig
 from slime.contracts import BufferPolicy, SampleFilter
 from slime.engine_client.engine_set import EngineSet
@@ -96,7 +96,7 @@ class Rollout:
 
     async def collect(self, version: int, progress: Progress = lambda kept, needed: None) -> Collected:
         """Generate, score and filter until `prompts_per_step` groups are kept, by engines that all hold `version`; the
-        rest is aborted into the buffer. Of it `partial: false` drops what is unfinished.
+        rest is aborted into the buffer, as far as `surplus` has it go on.
 
         Raises:
             SlimeError: an engine failed or is stale, too many rewards failed, or the filter keeps nothing. Every
@@ -153,8 +153,8 @@ class _Step:
         self.judged: list[tuple[Group, Decision]] = []
 
     async def run(self, progress: Progress) -> None:
-        """Fill `kept`; every other group that was begun ends up in the buffer, but what `partial: false` drops. A step
-        that fails drops none."""
+        """Fill `kept`; every other group that was begun ends up in the buffer, but what `surplus` drops. A step that
+        fails drops none."""
         needed = self._cfg.prompts_per_step
         complete = False
         try:
@@ -182,7 +182,7 @@ class _Step:
             "rollout/continued_samples": float(self._num_continued),
             "rollout/buffered_groups": float(len(self._buffer)),
         }
-        if not self._cfg.partial:
+        if self._cfg.surplus is not Surplus["continue"]:
             found["rollout/dropped_groups"] = float(self._num_dropped)
         if self._cfg.over_sampling > 1:
             found |= length_bias(self._fresh, self.kept)
@@ -223,7 +223,7 @@ class _Step:
 
     def _goes_on(self, group: Group) -> bool:
         """Whether a later step is to have this group of the surplus."""
-        return self._cfg.partial or (group.finished and not self._cfg.fixed_prompts)
+        return {"continue": True, "finished": group.finished, "drop": False}[self._cfg.surplus.name]
 
     def _store(self, groups: Iterable[Group]) -> None:
         for group in groups:

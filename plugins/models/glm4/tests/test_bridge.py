@@ -2,7 +2,10 @@
 
 `assets/` holds published config.json files, field by field: with the keys in their order, those of GLM-4-9B-0414 and
 GLM-4.7-Flash have the SHA-256 of the originals. GLM-4.5's and GLM-4.5-Air's were put together from public copies; their
-sizes give the 358,337,791,296 and 110,468,824,832 parameters of the published checkpoints.
+sizes give the 358,337,791,296 and 110,468,824,832 parameters of the published checkpoints. GLM-4.7's, which GLM-4.6 has
+too, is GLM-4.5's with a longer context, as public copies and the one list of sizes in THUDM/slime for both have it.
+GLM-4-32B-0414's was put together from what llama.cpp prints of a conversion: 61 layers, 613 tensors, 32.57 billion
+parameters, and no biases among its 245 fp32 tensors (four norms a layer, and the last).
 """
 
 from __future__ import annotations
@@ -44,6 +47,20 @@ def test_dense_model_of_the_hub() -> None:
     assert kwargs["rotary_base"] == 10000.0
     assert kwargs["rotary_percent"] == 0.5
     assert kwargs["share_embeddings_and_output_weights"] is False
+
+
+def test_larger_dense_model_of_the_hub_has_no_biases() -> None:
+    mapping = Glm4().weight_mapping(CONFIGS["GLM-4-32B-0414"])
+    assert len(mapping.hf_names) == 613
+    assert len([name for name in mapping.hf_names if "norm" in name]) == 245
+    assert not [name for name in mapping.hf_names if name.endswith(".bias")]
+
+
+def test_models_of_a_longer_context_are_the_same_otherwise() -> None:
+    short, long = CONFIGS["GLM-4.5"], CONFIGS["GLM-4.7"]
+    assert long["max_position_embeddings"] == 202_752
+    assert Glm4Moe().transformer_config(long) == Glm4Moe().transformer_config(short)
+    assert Glm4Moe().weight_mapping(long).hf_names == Glm4Moe().weight_mapping(short).hf_names
 
 
 def test_moe_model_of_the_hub() -> None:
