@@ -118,6 +118,26 @@ def test_a_checkpoint_is_scored_beside_its_run(finished: Run) -> None:
     assert after == before
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "step 4: 16 metrics, the same to the bit"),
+        (("train.optimizer.lr=0.01",), r"step 4: 16 metrics, largest difference [\d.]+% of train/"),
+        (("--generate",), r"of 4 prompts\n  the same tokens +16 of 16\n  the same verdict +16 of 16\n.* 0 nats"),
+    ],
+)
+def test_a_step_is_replayed_to_the_bit(finished: Run, words: tuple[str, ...], said: str) -> None:
+    """By way of step 3, from the checkpoint before that; the other learning rate is the control. While somebody holds
+    the run directory, in which nothing changes."""
+    before = contents(finished.path)
+    with RunDir.open(finished.path):
+        command = [sys.executable, "-m", "slime", "replay", str(finished.path), "4", *words]
+        done = run_within(350, command, cwd=finished.folder, env={**os.environ, **of_a_run()})
+    assert "step-000006, rl 2\nstep 3: 16 metrics, the same to the bit" in done.stdout or "lr" in words[0], done.stdout
+    assert re.search(said, done.stdout), done.stdout
+    assert contents(finished.path) == before
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file but the lock, which says who holds the directory."""
     found = {str(path.relative_to(folder)): path for path in files_under(folder)}

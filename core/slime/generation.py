@@ -39,6 +39,7 @@ from slime.sampling.programs import installed_kit, opened
 from slime.sampling.sampler import ProgramBySet, Sampler, own_of_sets
 from slime.time_limit import often
 from slime.topology.recordings import numbers_told, recordings_of
+from slime.types import Group, Sample
 
 T = TypeVar("T")
 
@@ -119,6 +120,26 @@ class Generation:
         groups, stats = self._run(evaluate(self._sampler, self._held_out, version, told), "evaluating")
         self._events.publish(Evaluation(version, groups, stats))
         return stats
+
+    def again(self, groups: Sequence[Group], version: int) -> list[Group]:
+        """The attempts of these groups, made and judged once more under weight `version`, which was published last.
+        Where engines draw by seeds (`enable_deterministic_inference`) they are the same to the bit."""
+        made = [Group(each.prompt, [Sample(each.prompt, own.index) for own in each.samples]) for each in groups]
+
+        async def make() -> None:
+            num_samples = sum(len(group.samples) for group in made)
+            pipeline = self._sampler.begin(self._cfg.rollout.sampling, version, num_samples)
+            for group in made:
+                pipeline.submit(group)
+            try:
+                while pipeline.active:
+                    await pipeline.next_finished()
+            finally:
+                await pipeline.cancel()
+
+        self._sharing.for_generation()
+        self._run(make(), "generating")
+        return made
 
     def _run(self, work: Coroutine[Any, Any, T], what: str) -> T:
         return result_of(self._runner, self._calls.watched(self._returning.beside(work), what))

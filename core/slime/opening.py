@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from slime import plugins
 from slime.algo.stages import Stages, run_stages
+from slime.checkpoints import Checkpoint
 from slime.cluster import preflight
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.engine_return import engine_return
@@ -40,6 +43,8 @@ from slime.topology.topology import Topology
 from slime.types import TrackedRun
 from stack_dumps.dumps import register
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -62,9 +67,20 @@ class Run:
         assert self.engines, "a run that generates has engines"
         return self.engines.wait()
 
+    def beside(self, work: Callable[[], T]) -> T:
+        """Have trainers do `work` (`Generation.beside`); where nothing is generated, too."""
+        return self.generation.beside(work) if self.engines else work()
 
-def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) -> Run:
-    """Open everything of a run that is ready; `stack` closes it again, in reverse.
+    def asking(self, work: Callable[[], T]) -> T:
+        """The same for `Generation.asking`."""
+        return self.generation.asking(work) if self.engines else work()
+
+
+def open_run(
+    composed: Composed, stack: ExitStack, *, log_metrics: bool = True, checkpoint: Checkpoint | None = None
+) -> Run:
+    """Open everything of a run that is ready; `stack` closes it again, in reverse. It continues from `checkpoint`, or
+    from the newest one of its own directory.
 
     The order is: Ray on this host, while the tokenizer's library is imported; the data; the run directory; the reward
     workers; the cluster; the weights. So a mistake in the cheap parts is found before anything is written and before
@@ -124,7 +140,7 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     sources = {"prompts": data.prompts, "demonstrations": data.demonstrations}
     states: dict[str, Stateful] = {name: source for name, source in sources.items() if source is not None}
     states |= {"buffer": buffer, "begun": begun, "estimator": estimator}
-    learner = Learner(topology, folder, cluster.trainers, sharing, states)
+    learner = Learner(topology, folder, cluster.trainers, sharing, states, checkpoint)
     events.publish(Restored(learner.position.stage if learner.resumed else None))
     engines = None
     if rewards:

@@ -14,16 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-
 import slime
 from slime import files
-from slime import plugins as slime_plugins
 from slime.arguments import ArgumentParser
 from slime.checkpoints import Checkpoint, published
-from slime.compose import groups as config_groups
-from slime.compose.compose import Composed, checked, merge, ready
-from slime.compose.groups import DECLARED, NO_RECIPE, UNSET, Groups
+from slime.compose.compose import Composed, checked, ready
+from slime.compose.groups import Groups
 from slime.compose.overrides import CommandLine, add_choices_of_model, choose, read_command_line
 from slime.config.hf import read_hf_config
 from slime.config.schema import (
@@ -37,7 +33,7 @@ from slime.config.schema import (
 from slime.errors import SlimeError
 from slime.plugins import Plugins
 from slime.printable import printable
-from slime.run_config import read_config
+from slime_tools.saved import Saved, installed, merged, read_saved
 
 RESULT = "result.json"
 EVAL, REWARD, PASS = "eval/", "reward_mean", "pass_at_"
@@ -189,10 +185,6 @@ OF_CLUSTER = ("cluster", "train", "weights")
 """Sections that follow from model and cluster: the run's are of no use on another cluster."""
 OF_ROLLOUT = ("sampling", "max_prompt_tokens", "request_timeout_s")
 """Keys of `rollout` that do not, as those of quantizations and the models of frozen groups, which rewards ask."""
-CHOOSING = ("task", "recipe")
-"""Groups whose options may choose of the others; they come last."""
-
-Saved = dict[str, Any]
 
 
 def of_run(config: Path, argv: Sequence[str], home: Path, weights: Path) -> Composed:
@@ -206,8 +198,8 @@ def of_run(config: Path, argv: Sequence[str], home: Path, weights: Path) -> Comp
     Raises:
         SlimeError: the file is damaged or of another slime, or the evaluation cannot run so.
     """
-    saved = {name: keys for name, keys in _saved(config).items() if name in FROM_RUN}
-    plugins, groups = _installed()
+    saved = {name: keys for name, keys in read_saved(config, FROM_RUN).items() if name in FROM_RUN}
+    plugins, groups = installed()
     line = read_command_line(argv, groups)
     if "model" in line.choices:
         raise SlimeError("the model is that of the run", where=f"model={line.choices['model']}", todo="Leave it out.")
@@ -248,7 +240,7 @@ def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
     """
     name = _as_name(folder.name)
     model = {"name": name, "family": str(read_hf_config(str(folder))["model_type"]), "path": str(folder)}
-    plugins, groups = _installed()
+    plugins, groups = installed()
     line = read_command_line(argv, groups)
     if "cluster" not in line.choices:
         raise SlimeError("no cluster is chosen", todo=groups.choose("cluster", "+"))
@@ -262,31 +254,10 @@ def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
     return _evaluation({"run": {}, "model": model, "data": {"path": ""}}, home, line, plugins, groups)
 
 
-def _installed() -> tuple[Plugins, Groups]:
-    plugins = slime_plugins.load()
-    plugins.require_sound()
-    return plugins, config_groups.scan(plugins)
-
-
-def _saved(config: Path) -> Saved:
-    saved = read_config(config)
-    if not all(isinstance(saved.get(name), dict) for name in FROM_RUN):
-        todo = "Bring the file back, or evaluate the run's export by its folder."
-        raise SlimeError("this is not the config of a run", where=str(config), todo=todo)
-    return saved
-
-
 def _evaluation(saved: Saved, home: Path, line: CommandLine, plugins: Plugins, groups: Groups) -> Composed:
     """The groups as in training, over the saved values, under the command line."""
     saved["run"] |= {"name": _as_name(home.name), "dir": str(home.parent), "num_steps": 1, "resume": "auto"}
-    unset = {"reward": UNSET, "cluster": UNSET, "model": UNSET, "algo": "grpo", "buffer": "fifo"}
-    ordered = [*(group for group in DECLARED if group not in CHOOSING), *CHOOSING]
-    chosen = [{group: unset.get(group, "none")} for group in ordered]
-    store = ConfigStore.instance()
-    store.store(name="saved", node=saved)
-    store.store(name="evaluation", node={"defaults": ["schema", "saved", *chosen, "_self_"]})
-    line.choices = {"cluster": UNSET, "recipe": NO_RECIPE, **line.choices}
-    _, cfg = merge(line, groups, "evaluation")
+    cfg = merged(saved, line, groups)
     if cfg.eval.path is None:
         raise SlimeError("there is no held-out prompt set", where="eval.path", todo="Set eval.path=<jsonl or parquet>.")
     _leave_training_out(cfg, plugins)
