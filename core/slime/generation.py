@@ -27,6 +27,7 @@ from slime.engine_client.engine_set import EngineSet
 from slime.engines.software import Software, software
 from slime.errors import SlimeError
 from slime.events import Evaluation, Events, Ready, Samples, Starting
+from slime.observe.spans import span
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
 from slime.sampling.buffer import Begun
@@ -93,7 +94,9 @@ class Generation:
         """One step's groups, generated, rewarded and filtered under weight `version`."""
         assert self._rollout, "a stage that trains on rollouts has prompts"
         moved = self._sharing.for_generation()
-        collected = self._run(self._rollout.collect(version, partial(self._events.phase, "generate")), "generating")
+        with span("generate"):
+            told = partial(self._events.phase, "generate")
+            collected = self._run(self._rollout.collect(version, told), "generating")
         self._events.publish(Samples(version + 1, collected.groups, collected.judged))
         return dataclasses.replace(collected, stats=collected.stats | moved | self._returning.metrics())
 

@@ -27,6 +27,7 @@ from slime.data.tokenize import import_tokenizers, load_tokenizer
 from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
 from slime.learner import Learner
+from slime.observe import spans
 from slime.observe.metrics import MetricsLog, read_rows
 from slime.observe.status import StatusFile
 from slime.observe.step_log import StepLog
@@ -107,6 +108,9 @@ def open_run(
     read_rows(folder.metrics)  # a damaged line is found before the cluster starts
     folder.write_config(cfg)
     folder.write_plugins(installed.provenance(composed.chosen))
+    if cfg.observe.trace:
+        spans.record(folder.logs, "driver")
+        stack.callback(spans.stop)
     if log_metrics:
         events.subscribe(StatusFile(folder))
         stack.enter_context(events.until_ended())

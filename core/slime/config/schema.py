@@ -282,6 +282,9 @@ class ObserveConfig:
     """Megabytes of what steps trained on, token by token, that `replay/` keeps for `slime replay` (docs/debugging.md):
     the newest steps that fit. A step takes about 8 bytes a token; one that is larger than that is left out. 0 keeps
     none."""
+    trace: bool = False
+    """Each process of the run records in `logs/spans/` what it does when: a line for each request, phase and
+    micro-batch, which `slime trace` draws (docs/debugging.md)."""
     zero_variance_steps: int = key(20, STEPS)
     """Steps in a row in which every group has equal rewards (`rollout/zero_variance_share` is 1), after which the run
     saves a checkpoint and stops, because nothing is learnt from them; 0 never. A run that continues counts again."""

@@ -33,6 +33,7 @@ VERBS = {
     "watch": ("watch.server", "a live page of a run, or of several"),
     "report": ("watch.report", "the same page, frozen into one file"),
     "samples": ("watch.samples", "what the model answered, step by step"),
+    "trace": ("trace.command", "what each process did when, as a trace that Perfetto opens"),
     "runs": ("watch.runs", "the runs of a folder: state, step, result"),
 }
 """Module and help of each verb."""
