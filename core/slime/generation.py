@@ -26,7 +26,7 @@ from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.engines.software import Software, software
 from slime.errors import SlimeError
-from slime.events import Evaluation, Events, Ready, Samples, Starting
+from slime.events import Evaluation, Events, Ready, Samples, Serving, Starting
 from slime.observe.spans import span
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
@@ -39,6 +39,7 @@ from slime.sampling.pipeline import Scorer
 from slime.sampling.programs import installed_kit, opened
 from slime.sampling.sampler import ProgramBySet, Sampler, own_of_sets
 from slime.time_limit import often
+from slime.topology.placement import process_name
 from slime.topology.recordings import numbers_told, recordings_of
 from slime.types import Group, Sample
 
@@ -193,6 +194,7 @@ def open_generation(
     for client in clients:
         stack.callback(close, client)
     _require_room(runner, serving, clients, cluster)
+    events.publish(Serving({process_name(index, 0): client.url for index, client in enumerate(clients)}))
     roles = [group.role for group in topology.group_of_engine]
     engines = EngineSet(
         [runner.run(serving.pairs(roles, clients))] if topology.works_in_pairs else clients,

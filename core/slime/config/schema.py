@@ -282,6 +282,9 @@ class ObserveConfig:
     """Megabytes of what steps trained on, token by token, that `replay/` keeps for `slime replay` (docs/debugging.md):
     the newest steps that fit. A step takes about 8 bytes a token; one that is larger than that is left out. 0 keeps
     none."""
+    prometheus: str | None = None
+    """`PORT`, or `HOST:PORT`, at which the driver serves the newest metrics for Prometheus (docs/debugging.md). A port
+    alone is one of the loopback address; 0 takes any. `targets.json` in the run directory has what it became."""
     trace: bool = False
     """Each process of the run records in `logs/spans/` what it does when: a line for each request, phase and
     micro-batch, which `slime trace` draws (docs/debugging.md)."""
