@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 import urllib.request
 from pathlib import Path
@@ -13,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slime_testing.patience import run_within
 from tests.running import NO_CHECKPOINTS, NO_STOP, Run
+from tests.typed import GUIDES, typed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+PROMETHEUS = "observe.prometheus=9464"
 SETTINGS = {
-    "observe.prometheus": 0,
-    "observe.trace": "true",
     "+rollout.sglang.enable_metrics": "true",
     "run.num_steps": 1000,
     "sft.num_steps": 0,
@@ -42,7 +43,8 @@ def scraped(run: Run, process: str) -> dict[str, float]:
 
 
 def test_a_run_is_scraped_while_it_lasts_and_drawn_afterwards(tmp_path: Path) -> None:
-    run = Run(tmp_path, settings=SETTINGS).start()
+    asked = typed("debugging.md", "observe.trace=true", tmp_path) | typed("debugging.md", PROMETHEUS, tmp_path)
+    run = Run(tmp_path, settings={**asked, **SETTINGS, "observe.prometheus": 0}).start()
     run.until(lambda: run.has_step("rl", 2))
     before, driver, engine = run.rows("rl")[1], scraped(run, "driver"), scraped(run, "engine-0")
     run.process.terminate()
@@ -55,7 +57,10 @@ def test_a_run_is_scraped_while_it_lasts_and_drawn_afterwards(tmp_path: Path) ->
         assert driver[f"slime_{name.replace('/', '_')}"] == row[name]
     assert engine["sglang:generation_tokens_total"] >= before["rollout/num_tokens"]
     assert json.loads((run.path / "targets.json").read_text()) == []
-    run_within(60, [sys.executable, "-m", "slime", "trace", run.path, "2"], cwd=tmp_path)
+    for words in re.findall(r"^    slime trace runs/glm4-tiny-local(.*)$", (GUIDES / "debugging.md").read_text(), re.M):
+        step = words.replace("12", "2").split()
+        run_within(60, [sys.executable, "-m", "slime", "trace", run.path, *step], cwd=tmp_path)
+    assert (run.path / "trace.json.gz").exists()
     found = json.loads(gzip.decompress((run.path / "trace-000002.json.gz").read_bytes()))["traceEvents"]
     whole = {each["name"]: each["dur"] / 1e6 for each in found if each["ph"] == "X"}
     assert whole["rl 2"] == pytest.approx(before["seconds/step"], abs=1e-3)
