@@ -6,12 +6,14 @@ import json
 import re
 import sys
 import tomllib
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
+import slime
 from slime.compose.groups import scan
 from slime.extras import TABLE
 from slime.plugins import load
@@ -125,6 +127,17 @@ def test_make_builds_a_wheel_of_every_distribution() -> None:
     assert folders == {ROOT, *(file.parent for file in DISTRIBUTIONS)}
     copied = next(line for line in done.stdout.splitlines() if line.startswith("cp ")).split()[1:-1]
     assert {Path(file).name for file in copied} == {file.name for file in ROOT.glob("requirements/*cpu*")}
+
+
+def test_every_distribution_has_the_version_of_the_newest_release() -> None:
+    """One that lagged behind would be published as what it is not; CONTRIBUTING.md says how a release is made."""
+    log = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    above, first, *_ = re.findall(r"^## (.+)$", log, re.MULTILINE)
+    version, _, day = first.partition(" - ")
+    assert (above, date.fromisoformat(day).isoformat()) == ("Unreleased", day)
+    versions = {file.parent.name: project(file)["version"] for file in DISTRIBUTIONS}
+    assert {name: other for name, other in versions.items() if other != version} == {}
+    assert slime.__version__ == version
 
 
 def test_core_knows_what_each_distribution_brings_and_nothing_else() -> None:

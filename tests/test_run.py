@@ -118,6 +118,34 @@ def test_a_checkpoint_is_scored_beside_its_run(finished: Run) -> None:
     assert after == before
 
 
+REPLAYED = {
+    "": "step 4: 16 metrics, the same to the bit",
+    "+cluster=local2 train.megatron.tensor_model_parallel_size=2": r"train/grad_norm +(\S+) +(\S+) ",
+    "train.optimizer.lr=0.001": r"step 4: 16 metrics, largest difference [\d.]+% of train/",
+    "--generate": r"of 4 prompts\n  the same tokens +16 of 16\n  the same verdict +16 of 16\n.* 0 nats",
+}
+"""What the commands of docs/debugging.md say last, by their words; the other learning rate is the control."""
+PAGE = Path(__file__).parents[1] / "docs/debugging.md"
+
+
+@pytest.mark.parametrize(
+    "words", re.findall(r"^    slime replay runs/glm4-tiny-local 12 ?(.*)$", PAGE.read_text(), re.M)
+)
+def test_a_step_is_replayed(finished: Run, words: str) -> None:
+    """By way of step 3, from the checkpoint before that, to the bit, or in another layout. While somebody holds the run
+    directory, in which nothing changes."""
+    before = contents(finished.path)
+    with RunDir.open(finished.path):
+        command = [sys.executable, "-m", "slime", "replay", str(finished.path), "4", *words.split()]
+        done = run_within(350, command, cwd=finished.folder, env={**os.environ, **of_a_run()})
+    assert "checkpoints/step-000006, rl 2\nstep 3: 16 metrics, " in done.stdout, done.stdout
+    said = re.search(REPLAYED[words], done.stdout)
+    assert said, done.stdout
+    for recorded, replayed in [said.groups()] if said.groups() else []:
+        assert float(replayed) == pytest.approx(float(recorded), rel=1e-5), "fp32, in another order of additions"
+    assert contents(finished.path) == before
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file but the lock, which says who holds the directory."""
     found = {str(path.relative_to(folder)): path for path in files_under(folder)}

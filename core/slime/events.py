@@ -98,6 +98,14 @@ class EngineBack(Event):
     engine: str
     seconds: float  # since its death was seen
     is_new: bool = False  # it had died as it started, and has no weights yet
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class Serving(Event):
+    """Every engine takes requests."""
+
+    urls: Mapping[str, str]  # name, such as `engine-0` -> address
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.engines.software import Software, software
 from slime.errors import SlimeError
-from slime.events import Evaluation, Events, Ready, Samples, Starting
+from slime.events import Evaluation, Events, Ready, Samples, Serving, Starting
+from slime.observe.spans import span
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
 from slime.sampling.buffer import Begun
@@ -38,7 +39,9 @@ from slime.sampling.pipeline import Scorer
 from slime.sampling.programs import installed_kit, opened
 from slime.sampling.sampler import ProgramBySet, Sampler, own_of_sets
 from slime.time_limit import often
+from slime.topology.placement import process_name
 from slime.topology.recordings import numbers_told, recordings_of
+from slime.types import Group, Sample
 
 T = TypeVar("T")
 
@@ -92,7 +95,9 @@ class Generation:
         """One step's groups, generated, rewarded and filtered under weight `version`."""
         assert self._rollout, "a stage that trains on rollouts has prompts"
         moved = self._sharing.for_generation()
-        collected = self._run(self._rollout.collect(version, partial(self._events.phase, "generate")), "generating")
+        with span("generate"):
+            told = partial(self._events.phase, "generate")
+            collected = self._run(self._rollout.collect(version, told), "generating")
         self._events.publish(Samples(version + 1, collected.groups, collected.judged))
         return dataclasses.replace(collected, stats=collected.stats | moved | self._returning.metrics())
 
@@ -119,6 +124,26 @@ class Generation:
         groups, stats = self._run(evaluate(self._sampler, self._held_out, version, told), "evaluating")
         self._events.publish(Evaluation(version, groups, stats))
         return stats
+
+    def again(self, groups: Sequence[Group], version: int) -> list[Group]:
+        """The attempts of these groups, made and judged once more under weight `version`, which was published last.
+        Where engines draw by seeds (`enable_deterministic_inference`) they are the same to the bit."""
+        made = [Group(each.prompt, [Sample(each.prompt, own.index) for own in each.samples]) for each in groups]
+
+        async def make() -> None:
+            num_samples = sum(len(group.samples) for group in made)
+            pipeline = self._sampler.begin(self._cfg.rollout.sampling, version, num_samples)
+            for group in made:
+                pipeline.submit(group)
+            try:
+                while pipeline.active:
+                    await pipeline.next_finished()
+            finally:
+                await pipeline.cancel()
+
+        self._sharing.for_generation()
+        self._run(make(), "generating")
+        return made
 
     def _run(self, work: Coroutine[Any, Any, T], what: str) -> T:
         return result_of(self._runner, self._calls.watched(self._returning.beside(work), what))
@@ -169,6 +194,7 @@ def open_generation(
     for client in clients:
         stack.callback(close, client)
     _require_room(runner, serving, clients, cluster)
+    events.publish(Serving({process_name(index, 0): client.url for index, client in enumerate(clients)}))
     roles = [group.role for group in topology.group_of_engine]
     engines = EngineSet(
         [runner.run(serving.pairs(roles, clients))] if topology.works_in_pairs else clients,

@@ -64,6 +64,7 @@ class Learner:
         trainers: the started ranks.
         sharing: whose turn it is on shared devices.
         states: parts of the driver that checkpoints keep, by name.
+        start: a good checkpoint to continue from in the place of the newest one of `folder`.
 
     Attributes:
         resumed: the newest good checkpoint, whose state everything has now; None: a run from its beginning.
@@ -80,6 +81,7 @@ class Learner:
         trainers: TrainerGroup,
         sharing: DeviceSharing,
         states: Mapping[str, Stateful],
+        start: Checkpoint | None = None,
     ) -> None:
         cfg = topology.config
         self._cfg, self._folder, self._trainers, self._sharing, self._states = cfg, folder, trainers, sharing, states
@@ -92,7 +94,7 @@ class Learner:
         if cfg.algo.teacher.path is not None:
             self._teacher = TeacherFiles(cfg.algo.teacher.path)
             self._states = {**states, "teacher": self._teacher}
-        self.resumed = self._store.latest(trainers.examine)
+        self.resumed = start or self._store.latest(trainers.examine)
         self.position = self._continue(self.resumed) if self.resumed else self._begin()
 
     def _begin(self) -> Position:

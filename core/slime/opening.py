@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from slime import plugins
 from slime.algo.stages import Stages, run_stages
+from slime.checkpoints import Checkpoint
 from slime.cluster import preflight
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.engine_return import engine_return
@@ -24,6 +27,7 @@ from slime.data.tokenize import import_tokenizers, load_tokenizer
 from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
 from slime.learner import Learner
+from slime.observe import spans
 from slime.observe.metrics import MetricsLog, read_rows
 from slime.observe.status import StatusFile
 from slime.observe.step_log import StepLog
@@ -39,6 +43,8 @@ from slime.sampling.sampler import ScorerBySet, own_of_sets
 from slime.topology.topology import Topology
 from slime.types import TrackedRun
 from stack_dumps.dumps import register
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,20 @@ class Run:
         assert self.engines, "a run that generates has engines"
         return self.engines.wait()
 
+    def beside(self, work: Callable[[], T]) -> T:
+        """Have trainers do `work` (`Generation.beside`); where nothing is generated, too."""
+        return self.generation.beside(work) if self.engines else work()
 
-def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) -> Run:
-    """Open everything of a run that is ready; `stack` closes it again, in reverse.
+    def asking(self, work: Callable[[], T]) -> T:
+        """The same for `Generation.asking`."""
+        return self.generation.asking(work) if self.engines else work()
+
+
+def open_run(
+    composed: Composed, stack: ExitStack, *, log_metrics: bool = True, checkpoint: Checkpoint | None = None
+) -> Run:
+    """Open everything of a run that is ready; `stack` closes it again, in reverse. It continues from `checkpoint`, or
+    from the newest one of its own directory.
 
     The order is: Ray on this host, while the tokenizer's library is imported; the data; the run directory; the reward
     workers; the cluster; the weights. So a mistake in the cheap parts is found before anything is written and before
@@ -91,6 +108,9 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     read_rows(folder.metrics)  # a damaged line is found before the cluster starts
     folder.write_config(cfg)
     folder.write_plugins(installed.provenance(composed.chosen))
+    if cfg.observe.trace:
+        spans.record(folder.logs, "driver")
+        stack.callback(spans.stop)
     if log_metrics:
         events.subscribe(StatusFile(folder))
         stack.enter_context(events.until_ended())
@@ -124,7 +144,7 @@ def open_run(composed: Composed, stack: ExitStack, *, log_metrics: bool = True) 
     sources = {"prompts": data.prompts, "demonstrations": data.demonstrations}
     states: dict[str, Stateful] = {name: source for name, source in sources.items() if source is not None}
     states |= {"buffer": buffer, "begun": begun, "estimator": estimator}
-    learner = Learner(topology, folder, cluster.trainers, sharing, states)
+    learner = Learner(topology, folder, cluster.trainers, sharing, states, checkpoint)
     events.publish(Restored(learner.position.stage if learner.resumed else None))
     engines = None
     if rewards:

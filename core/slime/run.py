@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -16,6 +17,7 @@ from slime.opening import Run, open_run
 from slime.sampling.samples import compare, missing_shares, spread, with_advantages, with_numbers
 from slime.topology.recordings import numbers_told, recordings_of
 from slime.train.packing import skipped_steps
+from slime.types import Group
 
 
 def train(composed: Composed) -> None:
@@ -102,26 +104,7 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     cfg, learner, generation, watch = run.cfg, run.learner, run.generation, Stopwatch()
     collected = generation.collect(step - 1)
     watch.add_all(collected.stats)
-    with watch("pack"):
-        groups = spread(collected.groups, cfg.train.steps_per_rollout, step - 1)
-        least, oldest = run.estimator.min_samples, cfg.rollout.oldest_trained
-        compared = compare(groups, least, step - 1, oldest, mask_truncated=cfg.algo.mask_truncated)
-        samples = compared.sequences
-        recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg)])
-        samples, told = with_numbers(samples, [recording.name for recording in numbers_told()])
-    if made_by(stage.objective):
-        with watch("columns"):
-            samples = generation.asking(partial(with_columns, stage.objective, samples))
-    with watch("pack"):
-        batches = learner.pack(samples, cfg.train.steps_per_rollout)
-        skipped = skipped_steps(len(batches), cfg.train.steps_per_rollout, step)
-    run.events.phase("train")
-    penalties, moved = dict[int, float](), dict[str, float]()
-    if stage.penalises_attempts:
-        penalties, moved = generation.beside(partial(learner.penalties, batches, stage))
-    batches = with_advantages(batches, compared.advantages(run.estimator, penalties))
-    values = recorded | told | skipped | generation.beside(partial(learner.train, batches, step, stage)) | moved
-    watch.add_all(values)
+    values = learn(run, stage, step, collected.groups, watch)
     if problem := alarm(cfg.observe.logprob_alarm, run.topology.groups, values, step):
         run.log.incomplete(stage.name, step, collected.stats | values)
         raise problem
@@ -140,6 +123,33 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     if _due(step, _last(run, stage, step), cfg.train.checkpoint.interval):
         run.log.late(learner.checkpoint(generation.beside))
     _stop_if_asked(run, stage, step)
+
+
+def learn(run: Run, stage: Stage, step: int, groups: Sequence[Group], watch: Stopwatch) -> dict[str, float]:
+    """Train one step on the groups that were collected for it; returns metrics. Depends on nothing but them, the
+    trainers' state and the estimator's, so that a step can be replayed."""
+    cfg, learner = run.cfg, run.learner
+    with watch("pack"):
+        groups = spread(groups, cfg.train.steps_per_rollout, step - 1)
+        least, oldest = run.estimator.min_samples, cfg.rollout.oldest_trained
+        compared = compare(groups, least, step - 1, oldest, mask_truncated=cfg.algo.mask_truncated)
+        samples = compared.sequences
+        recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg)])
+        samples, told = with_numbers(samples, [recording.name for recording in numbers_told()])
+    if made_by(stage.objective):
+        with watch("columns"):
+            samples = run.asking(partial(with_columns, stage.objective, samples))
+    with watch("pack"):
+        batches = learner.pack(samples, cfg.train.steps_per_rollout)
+        skipped = skipped_steps(len(batches), cfg.train.steps_per_rollout, step)
+    run.events.phase("train")
+    penalties, moved = dict[int, float](), dict[str, float]()
+    if stage.penalises_attempts:
+        penalties, moved = run.beside(partial(learner.penalties, batches, stage))
+    batches = with_advantages(batches, compared.advantages(run.estimator, penalties))
+    values = recorded | told | skipped | run.beside(partial(learner.train, batches, step, stage)) | moved
+    watch.add_all(values)
+    return values
 
 
 def _last(run: Run, stage: Stage, step: int) -> int:

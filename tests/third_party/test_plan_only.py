@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.third_party.conftest import HERE_INSTALLED
+import slime
+from tests.third_party.conftest import HERE_INSTALLED, ours
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUN = ("+model=glm5.2", "+cluster=h100x256")
@@ -37,6 +38,16 @@ def test_waiting_is_foretold_only_with_numpy(planning: Any, tmp_path: Path) -> N
     assert (without.returncode, told.returncode) == (0, 0), told.stderr
     assert waits not in without.stdout
     assert waits in told.stdout
+
+
+def test_the_folder_of_wheels_alone_brings_every_part_of_a_plan(planning: Any) -> None:
+    """What `pip install --no-index --find-links dist` takes of this repository: nothing of a checkout."""
+    listed = "from importlib.metadata import distributions as all; print(*(f'{d.name}={d.version}' for d in all()))"
+    found = dict(word.split("=") for word in planning.run("-c", listed).stdout.split())
+    wanted = ours("slime-rl[plan]", "slime-plugin-glm5")
+    assert {name: found.get(name) for name in wanted} == dict.fromkeys(wanted, slime.__version__)
+    where = planning.run("-c", "import slime, slime_tools; print(slime.__file__, slime_tools.__file__)").stdout.split()
+    assert [path for path in where if not path.startswith(str(planning.folder))] == []
 
 
 @pytest.mark.parametrize("words", [("plan", *RUN, "--json"), ("plugins",), ("--help",), ("completion", "bash")])

@@ -20,6 +20,7 @@ from slime.checkpoints import examine
 from slime.engines.scratch import scratch_prefix
 from slime.imports import importing
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, reserved_port
+from slime.observe.spans import record, span
 from slime.topology.environment import trainer_environment
 from slime.topology.placement import process_name
 from slime.topology.topology import Topology
@@ -131,13 +132,16 @@ class TrainerActor(Actor):
 
     def start(self, master_addr: str, master_port: int) -> RankLayout:
         """Join the process groups and build the model."""
+        if self.cfg.observe.trace:
+            record(self.run.logs, self.name)
         self.prepare()
         self.trainer = self._make(self.cfg, self.rank, self.world_size, master_addr, master_port)
         return self.trainer.layout()
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """What the trainer's method of that name returns."""
-        return getattr(self.trainer, method)(*args, **kwargs)
+        with span(method):
+            return getattr(self.trainer, method)(*args, **kwargs)
 
     def publish(self, engines: Sequence[Endpoint | None], version: int, bucket_mb: int | None = None) -> Receipt | None:
         """Gather the weights and hand them to the engines; returns the receipt of those this rank serves.
@@ -149,11 +153,13 @@ class TrainerActor(Actor):
 
         if self.publisher is None:
             self.publisher = Publisher(self.run.topology, self.trainer, self.host())
-        return self.publisher.publish(engines, version, bucket_mb or self.cfg.weights.bucket_mb)
+        with span("publish", version=version):
+            return self.publisher.publish(engines, version, bucket_mb or self.cfg.weights.bucket_mb)
 
     def begin_save(self, folder: Path) -> None:
         """Copy everything to the host; a thread of this rank writes it into `folder`."""
-        self.saving = self.trainer.begin_save(folder)
+        with span("begin_save"):
+            self.saving = self.trainer.begin_save(folder)
 
     def has_saved(self) -> bool:
         """Whether `end_save` returns at once."""

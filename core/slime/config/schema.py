@@ -278,6 +278,16 @@ class ObserveConfig:
     samples_mb: float = key(200.0, Bound(0, 10**7))
     """Megabytes of what the model answered that `samples/` keeps of the whole run. A step, or an evaluation, takes a
     hundredth of it at most; as the run gets longer, files between the first and the newest go. 0 keeps none."""
+    replay_mb: float = key(100.0, Bound(0, 10**7))
+    """Megabytes of what steps trained on, token by token, that `replay/` keeps for `slime replay` (docs/debugging.md):
+    the newest steps that fit. A step takes about 8 bytes a token; one that is larger than that is left out. 0 keeps
+    none."""
+    prometheus: str | None = None
+    """`PORT`, or `HOST:PORT`, at which the driver serves the newest metrics for Prometheus (docs/debugging.md). A port
+    alone is one of the loopback address; 0 takes any. `targets.json` in the run directory has what it became."""
+    trace: bool = False
+    """Each process of the run records in `logs/spans/` what it does when: a line for each request, phase and
+    micro-batch, which `slime trace` draws (docs/debugging.md)."""
     zero_variance_steps: int = key(20, STEPS)
     """Steps in a row in which every group has equal rewards (`rollout/zero_variance_share` is 1), after which the run
     saves a checkpoint and stops, because nothing is learnt from them; 0 never. A run that continues counts again."""

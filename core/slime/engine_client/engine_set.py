@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from slime.engine_client.client import NO_COMPLETION, Completion, Engine, EngineGone, ServerFault
 from slime.errors import SlimeError
+from slime.observe.spans import span
 from slime.topology.engines import MAX_IMBALANCE
 
 T = TypeVar("T")
@@ -127,7 +128,8 @@ class EngineSet:
                 continue
             member.begin()
             try:
-                return await member.engine.generate(input_ids, sampling, **fields)
+                with span("request", member.engine.url, tokens=len(input_ids)):
+                    return await member.engine.generate(input_ids, sampling, **fields)
             except (EngineGone, ServerFault) as error:
                 if not await self._is_dead(member, error, gone):
                     raise

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from slime.observe.spans import span
+
 
 class Stopwatch:
     """The phases of one step; what no phase covers is `other`. Starts when it is made.
@@ -29,7 +31,8 @@ class Stopwatch:
         assert not self._running, f"phase '{phase}' inside phase '{self._running}'"
         self._running, started = phase, time.perf_counter()
         try:
-            yield
+            with span(phase):
+                yield
         finally:
             self._running = ""
             self.add(phase, time.perf_counter() - started)

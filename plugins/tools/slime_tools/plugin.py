@@ -26,12 +26,14 @@ VERBS = {
     "convert": ("convert.command", "checkpoints into other formats: FP8, BF16, Megatron-core, HF"),
     "plan convert": ("convert.plan", "what a conversion would read, write and take"),
     "eval": ("eval.command", "score a run's checkpoint, or an HF folder, on held-out prompts"),
+    "replay": ("replay.command", "train again on what a step trained on, or generate it again, and compare"),
     "plan --fit": ("fit.text", "propose layouts that fit the cluster, the fastest first"),
     "probe": ("fit.probe", "one step at full length with random weights: seconds and memory beside the plan's"),
     "preflight": ("preflight.hosts", "whether every host has what the run needs; loads nothing"),
     "watch": ("watch.server", "a live page of a run, or of several"),
     "report": ("watch.report", "the same page, frozen into one file"),
     "samples": ("watch.samples", "what the model answered, step by step"),
+    "trace": ("trace.command", "what each process did when, as a trace that Perfetto opens"),
     "runs": ("watch.runs", "the runs of a folder: state, step, result"),
 }
 """Module and help of each verb."""

@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from slime.objective import LossTerms
+from slime.observe.spans import span
 from slime_megatron.train.local_batch import LocalMicroBatch
 from slime_megatron.train.megatron import Model
 from slime_megatron.train.objective import LossFunction, Others
@@ -135,7 +136,8 @@ def _forward_step(
     packed = micro.packed.for_one_pass(replays=replays)
     asked = others(number) if others else None
     labels = micro.labels if asked is None else torch.cat([micro.labels, asked])
-    output = chunk(micro.tokens, micro.position_ids, None, labels=labels, packed_seq_params=packed)
+    with span("forward", micro_batch=number, tokens=micro.tokens.size(1)):
+        output = chunk(micro.tokens, micro.position_ids, None, labels=labels, packed_seq_params=packed)
     if forward_only:
         return output, lambda scores, non_loss_data: function(scores, number)
     return output, partial(_loss, function, number)

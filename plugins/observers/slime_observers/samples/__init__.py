@@ -1,4 +1,4 @@
-"""`samples/` of a run directory: the model's responses, a file a step, and functions that read them."""
+"""`samples/` and `replay/` of a run directory: the model's responses, a file a step, and functions that read them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ class Samples:
         self._log(event)
 
 
+def _groups(run: TrackedRun) -> Subscriber:
+    """Writes what `slime replay` reads, as far as `observe.replay_mb` wants it."""
+    from slime_observers.samples.groups import GroupLog
+
+    return GroupLog(run.folder, run.config.get("observe", {}).get("replay_mb", 0.0))
+
+
 @hookimpl
 def slime_subscribers() -> Mapping[str, Callable[..., Subscriber]]:
-    return {"samples": Samples}
+    return {"samples": Samples, "groups": _groups}

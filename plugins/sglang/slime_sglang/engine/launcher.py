@@ -82,7 +82,7 @@ def skip_what_no_engine_needs() -> None:
 def hook() -> None:
     """Have the server and its schedulers tell their stacks when asked (`stack_dumps`), end when one of them is killed,
     name what they leave in /dev/shm after the engine's scratch folder (`scratch.clear`), and answer strangers on
-    `/health` alone."""
+    `/health` alone, and on `/metrics`, which there is with `enable_metrics`: Prometheus has no key."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     front = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"
@@ -168,7 +168,8 @@ async def flush_every_rank(front: Any, timeout_s: float | None = None) -> Any:
 
 def ask_for_the_key(decide: Callable[..., Any], *, method: str, path: str, **asked: Any) -> Any:
     """Around SGLang's decision, which lets everybody ask whatever begins with `/health`: `/health_generate` works."""
-    return decide(method=method, path=path, **asked) if path == "/health" else decide(method="GET", path="/", **asked)
+    is_open = path in ("/health", "/metrics")
+    return decide(method=method, path=path, **asked) if is_open else decide(method="GET", path="/", **asked)
 
 
 def register_as(name: str) -> None:

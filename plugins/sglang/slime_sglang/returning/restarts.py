@@ -103,14 +103,14 @@ class Restarts:
         engine = self._engines[index]
         if not engine.is_lost or engine.starting is not None or self._processes.endpoints[index] != endpoint:
             return False
-        self._is_back(index)
+        self._is_back(index, endpoint)
         return True
 
-    def _is_back(self, index: int) -> None:
+    def _is_back(self, index: int, endpoint: Endpoint) -> None:
         engine = self._engines[index]
         seconds = time.monotonic() - engine.deaths[-1]
         self.seconds += seconds
-        self._tell(EngineBack(process_name(index, 0), seconds, engine.is_new))
+        self._tell(EngineBack(process_name(index, 0), seconds, engine.is_new, endpoint.url))
         engine.is_lost = engine.is_new = False
 
     def _begin(self, index: int, death: SlimeError) -> bool:
@@ -147,11 +147,12 @@ class Restarts:
         elif not waiting:
             for node, (place, _) in zip(nodes, engine.starting, strict=True):
                 node.node, node.host, node.pid = ray.get(place)
-            self._processes.found(index, ray.get(engine.starting[0][1]))
+            endpoint = ray.get(engine.starting[0][1])
+            self._processes.found(index, endpoint)
             engine.starting = None
             self._calls.join(nodes)
             if engine.is_new or index >= self._processes.num_trained:  # nobody hands it weights now
-                self._is_back(index)
+                self._is_back(index, endpoint)
 
     def _fault(
         self, starting: Sequence[tuple[Any, Any]], ready: Sequence[Any], nodes: Sequence[Member]

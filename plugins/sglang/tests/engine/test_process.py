@@ -223,7 +223,8 @@ def named_like(scratch, segments):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "status"), [("/health", 200), ("/health_generate", 401), ("/metrics", 401), ("/health/../generate", 401)]
+    ("path", "status"),
+    [("/health", 200), ("/health_generate", 401), ("/metrics", 404), ("/metrics/x", 401), ("/health/../generate", 401)],
 )
 def test_a_stranger_learns_that_it_lives_and_no_more(engine, path, status):
     with contextlib.closing(HTTPConnection(urlsplit(engine.endpoint.url).netloc, timeout=30)) as connection:

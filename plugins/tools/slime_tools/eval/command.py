@@ -16,13 +16,11 @@ from typing import Any
 
 import slime
 from slime import files
-from slime import plugins as slime_plugins
 from slime.arguments import ArgumentParser
 from slime.checkpoints import Checkpoint, published
-from slime.compose import groups as config_groups
-from slime.compose.compose import Composed, checked, merge, over, ready
-from slime.compose.groups import NO_RECIPE, UNSET, Groups
-from slime.compose.overrides import CommandLine, add_choices_of_model, choose, read_command_line
+from slime.compose.compose import Composed, checked, ready
+from slime.compose.groups import Groups
+from slime.compose.overrides import CommandLine, add_choices_of_model, choose
 from slime.config.hf import read_hf_config
 from slime.config.schema import (
     AlgoConfig,
@@ -35,7 +33,7 @@ from slime.config.schema import (
 from slime.errors import SlimeError
 from slime.plugins import Plugins
 from slime.printable import printable
-from slime.run_config import read_config
+from slime_tools.saved import Saved, installed, line_of, merged, read_saved
 
 RESULT = "result.json"
 EVAL, REWARD, PASS = "eval/", "reward_mean", "pass_at_"
@@ -188,8 +186,6 @@ OF_CLUSTER = ("cluster", "train", "weights")
 OF_ROLLOUT = ("sampling", "max_prompt_tokens", "request_timeout_s")
 """Keys of `rollout` that do not, as those of quantizations and the models of frozen groups, which rewards ask."""
 
-Saved = dict[str, Any]
-
 
 def of_run(config: Path, argv: Sequence[str], home: Path, weights: Path) -> Composed:
     """What evaluates a run, from its `config.yaml`.
@@ -202,9 +198,9 @@ def of_run(config: Path, argv: Sequence[str], home: Path, weights: Path) -> Comp
     Raises:
         SlimeError: the file is damaged or of another slime, or the evaluation cannot run so.
     """
-    saved = {name: keys for name, keys in _saved(config).items() if name in FROM_RUN}
-    plugins, groups = _installed()
-    line = _line(argv, groups)
+    saved = {name: keys for name, keys in read_saved(config, FROM_RUN).items() if name in FROM_RUN}
+    plugins, groups = installed()
+    line = line_of(argv, groups)
     if "model" in line.choices:
         raise SlimeError("the model is that of the run", where=f"model={line.choices['model']}", todo="Leave it out.")
     if {"task", "reward"} & line.choices.keys():
@@ -244,8 +240,8 @@ def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
     """
     name = _as_name(folder.name)
     model = {"name": name, "family": str(read_hf_config(str(folder))["model_type"]), "path": str(folder)}
-    plugins, groups = _installed()
-    line = _line(argv, groups)
+    plugins, groups = installed()
+    line = line_of(argv, groups)
     if "cluster" not in line.choices:
         raise SlimeError("no cluster is chosen", todo=groups.choose("cluster", "+"))
     if "model" in line.choices:
@@ -258,33 +254,10 @@ def of_folder(folder: Path, argv: Sequence[str], home: Path) -> Composed:
     return _evaluation({"run": {}, "model": model, "data": {"path": ""}}, home, line, plugins, groups)
 
 
-def _line(words: Sequence[str], groups: Groups) -> CommandLine:
-    line = read_command_line(words, groups)
-    if line.base:
-        todo = "Name its directory instead: slime eval runs/<name>."
-        raise SlimeError("is the whole config of a run", where=line.base.word, todo=todo)
-    return line
-
-
-def _installed() -> tuple[Plugins, Groups]:
-    plugins = slime_plugins.load()
-    plugins.require_sound()
-    return plugins, config_groups.scan(plugins)
-
-
-def _saved(config: Path) -> Saved:
-    saved = read_config(config)
-    if not all(isinstance(saved.get(name), dict) for name in FROM_RUN):
-        todo = "Bring the file back, or evaluate the run's export by its folder."
-        raise SlimeError("this is not the config of a run", where=str(config), todo=todo)
-    return saved
-
-
 def _evaluation(saved: Saved, home: Path, line: CommandLine, plugins: Plugins, groups: Groups) -> Composed:
     """The groups as in training, over the saved values, under the command line."""
     saved["run"] |= {"name": _as_name(home.name), "dir": str(home.parent), "num_steps": 1, "resume": "auto"}
-    line.choices = {"cluster": UNSET, "recipe": NO_RECIPE, **line.choices}
-    _, cfg = merge(line, groups, over(saved))
+    cfg = merged(saved, line, groups)
     if cfg.eval.path is None:
         raise SlimeError("there is no held-out prompt set", where="eval.path", todo="Set eval.path=<jsonl or parquet>.")
     _leave_training_out(cfg, plugins)

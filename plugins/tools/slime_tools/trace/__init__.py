@@ -1,0 +1,1 @@
+"""Where the time of a run goes, as a trace that Perfetto opens."""
