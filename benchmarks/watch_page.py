@@ -3,7 +3,8 @@
     python benchmarks/watch_page.py --case 1x2000 --case 1x10000 --case 300x300 --case 300x300,all
 
 A case is runs x steps: a folder with rows of a run's metrics; `slime watch` and the browser are the real ones. With
-`all`, all runs are drawn (of more than twelve, six are at first). Prints a row a case; `slime runs` is in it, too.
+`all`, all runs are drawn (of more than twelve, six are at first). Prints a row a case, in time of the processor: what a
+quiet machine takes, also where others work on it. `slime runs` is in it, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import random
 import re
+import resource
 import shutil
 import signal
 import statistics
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +39,11 @@ NUM_TRIES = 20
 """Moves and changes, of which the table has the median and the longest."""
 DRAWN = "!undrawn.size && !!document.querySelector('.plot.large canvas')"
 TIMED = """async (at) => {
-  const began = performance.now();
   %s;
   while (%s && undrawn.size) await new Promise(requestAnimationFrame);
   for (const _ of [1, 2]) await new Promise(requestAnimationFrame);
-  return performance.now() - began;
 }"""
-"""Milliseconds until what a script changes is drawn and the next frame begins: on the screen, or of all plots."""
+"""Ends when what a script changes is drawn and the next frame begins: on the screen, or all plots."""
 ACTS = {
     "smooth": "const slider = document.querySelector('[type=range]'); slider.value = 0.4 + at / 100;"
     " slider.dispatchEvent(new Event('input'))",
@@ -61,6 +62,11 @@ def row(step: int, run: int) -> str:
     return json.dumps({"stage": "rl", "step": step, "time": 1e9 + 3 * step, **known, **values}) + "\n"
 
 
+@cache
+def rows(run: int, num_steps: int) -> str:
+    return "".join(row(step, run) for step in range(1, num_steps + 1))
+
+
 def write(root: Path, num_runs: int, num_steps: int) -> list[Path]:
     """Runs of five seeds a learning rate, each with a config of a real run."""
     config, folders = container(compose(["+model=glm4-tiny", "+cluster=local"])), []
@@ -70,33 +76,49 @@ def write(root: Path, num_runs: int, num_steps: int) -> list[Path]:
         config["run"] |= {"seed": run % 5, "name": folder.name, "num_steps": num_steps}
         config["train"]["optimizer"] = {"lr": (1 + run // 5) * 1e-6}
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
-        (folder / "metrics.jsonl").write_text("".join(row(step, run % 10) for step in range(1, num_steps + 1)))
+        (folder / "metrics.jsonl").write_text(rows(run % 10, num_steps))
         (folder / "status.json").write_text(json.dumps({"state": "finished", "started": 1e9 + run}))
         folders.append(folder)
     return folders
 
 
-def wait(page: Page, condition: str) -> float:
-    """Seconds until it holds."""
-    started = time.perf_counter()
+def wait(page: Page, condition: str) -> None:
     while not page.evaluate(condition):
-        time.sleep(0.02)
-    return time.perf_counter() - started
+        time.sleep(0.1)
 
 
-def act(page: Page, change: str, *, whole: bool = False) -> str:
-    script = TIMED % (ACTS[change], str(whole).lower())
-    found = sorted(page.evaluate(script, at) for at in range(NUM_TRIES))
-    return f"{statistics.median(found):.0f} ({found[-1]:.0f})"
+class Browser:
+    """What the browser counts of a page: time of its main thread (of the processor, not of a clock), and memory."""
+
+    def __init__(self, page: Page) -> None:
+        self._page, self._session = page, page.context.new_cdp_session(page)
+        self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def _count(self, name: str) -> float:
+        metrics = self._session.send("Performance.getMetrics")["metrics"]
+        return next(float(each["value"]) for each in metrics if each["name"] == name)
+
+    def seconds(self) -> float:
+        return self._count("TaskDuration")
+
+    def act(self, change: str, *, whole: bool = False) -> str:
+        """Milliseconds that a change takes: the median and the longest."""
+        script, found = TIMED % (ACTS[change], str(whole).lower()), []
+        for at in range(NUM_TRIES):
+            before = self.seconds()
+            self._page.evaluate(script, at)
+            found.append(1000 * (self.seconds() - before))
+        return f"{statistics.median(found):.0f} ({max(found):.0f})"
+
+    def megabytes(self) -> float:
+        """Of JavaScript's objects, after a collection of garbage."""
+        self._session.send("HeapProfiler.collectGarbage")
+        return self._count("JSHeapUsedSize") / 1e6
 
 
-def memory(page: Page) -> float:
-    """MB of JavaScript objects, after a collection of garbage."""
-    session = page.context.new_cdp_session(page)
-    session.send("HeapProfiler.collectGarbage")
-    session.send("Performance.enable")
-    metrics = session.send("Performance.getMetrics")["metrics"]
-    return next(each["value"] for each in metrics if each["name"] == "JSHeapUsedSize") / 1e6
+def spent(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def measure(root: Path, case: str) -> dict[str, Any]:
@@ -104,44 +126,41 @@ def measure(root: Path, case: str) -> dict[str, Any]:
     num_runs, num_steps = (int(size) for size in sizes.split("x"))
     folders = write(root, num_runs, num_steps)
     megabytes = sum((folder / "metrics.jsonl").stat().st_size for folder in folders) / 1e6
-    started = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "slime", "runs", str(root), "--json"], check=True, capture_output=True)
-    listed = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    listed = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     command = [sys.executable, "-m", "slime", "watch", str(root)]
-    started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch, sync_playwright() as playwright:
         assert watch.stdout
         _, address, _ = (watch.stdout.readline() for _ in range(3))
-        ready = time.perf_counter() - started
+        server = psutil.Process(watch.pid)
+        ready = spent(server)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(600_000)
-        started = time.perf_counter()
+        counted = Browser(page)
         page.goto(address.split()[-1])
         wait(page, DRAWN)
-        opened = time.perf_counter() - started
         if extent == "all":
             page.get_by_role("button", name="draw these").click()
-            opened = wait(page, f"document.title === '{num_runs} runs' && {DRAWN} && shownPlots.size"
+            wait(page, f"document.title === '{num_runs} runs' && {DRAWN} && shownPlots.size"
                           f" && [...shownPlots][0].lines.length >= {num_runs}")  # fmt: skip
         page.evaluate("document.querySelector('.plots').scrollIntoView()")
         found = {
             "runs x steps": case,
             "MB of metrics": f"{megabytes:.0f}",
             "`slime runs`, s": f"{listed:.1f}",
-            "to the address, s": f"{ready:.1f}",
-            "open and drawn, s": f"{opened:.1f}",
-            "hover, ms": act(page, "hover"),
-            "pan, ms": act(page, "pan"),
-            "smooth, screen, ms": act(page, "smooth"),
-            "smooth, all plots, ms": act(page, "smooth", whole=True),
-            "page, MB": f"{memory(page):.0f}",
-            "`slime watch`, MB": f"{psutil.Process(watch.pid).memory_info().rss / 1e6:.0f}",
+            "`slime watch` starts, s": f"{ready:.1f}",
+            "page opens: server, s": f"{spent(server) - ready:.1f}",
+            "browser, s": f"{counted.seconds():.1f}",
+            "hover, ms": counted.act("hover"),
+            "pan, ms": counted.act("pan"),
+            "smooth: screen, ms": counted.act("smooth"),
+            "all plots, ms": counted.act("smooth", whole=True),
+            "page, MB": f"{counted.megabytes():.0f}",
+            "server, MB": f"{server.memory_info().rss / 1e6:.0f}",
         }
-        with (folders[-1] / "metrics.jsonl").open("a") as file:
-            file.write(row(num_steps + 1, 0))
-        step = f"{num_steps + 1:,}" if num_runs == 1 else str(num_steps + 1)
-        found["new step, s"] = f"{wait(page, f'document.body.textContent.includes({json.dumps(step)})'):.1f}"
         browser.close()
         watch.send_signal(signal.SIGINT)
     return found
