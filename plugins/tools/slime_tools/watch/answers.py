@@ -4,7 +4,9 @@ one answer a prompt, the best answers and the worst."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,6 +20,8 @@ NUM_PROMPTS = 4
 """Of a step."""
 NUM_ANSWERS = 3
 """Of an evaluation: the best, and as many of the worst."""
+NUM_FOUND = 20
+"""Prompts of a search."""
 ABOUT = ("reward", "verdict", "reason", "parts", "finish", "num_tokens", "weight_versions")
 
 
@@ -42,20 +46,79 @@ def _by_kind(names: Sequence[str]) -> list[list[str]]:
     return [of_kind for of_kind in kinds if of_kind]
 
 
-def shown(path: Path) -> dict[str, Any]:
-    """What there is to say of one file: how much it has, and cards of a prompt with one answer or two.
+@dataclass(frozen=True)
+class Wanted:
+    """Which samples a reader looks for.
+
+    Attributes:
+        text: that the prompt or the response contains, whatever the case of its letters.
+        least, most: bounds of the reward; None: none.
+    """
+
+    text: str = ""
+    least: float | None = None
+    most: float | None = None
+
+    def has(self, row: SampleRow) -> bool:
+        reward = row["reward"]
+        if (self.least, self.most) != (None, None):
+            bounds = (-math.inf if self.least is None else self.least, math.inf if self.most is None else self.most)
+            if reward is None or not bounds[0] <= reward <= bounds[1]:
+                return False
+        said = [*row["messages"], {"content": row["response"]}, *(row.get("turns") or ())]
+        return not self.text or any(self.text.lower() in str(each.get("content")).lower() for each in said)
+
+
+EVERYTHING = Wanted()
+
+
+def shown(paths: Sequence[Path], wanted: Wanted = EVERYTHING) -> dict[str, Any]:
+    """What there is to say of files: how much they have, and cards of a prompt with one answer or two. Of what is
+    looked for, or of several files, the first `NUM_FOUND` prompts that have it; `samples` and `prompts` count those.
 
     Raises:
         SlimeError: a line is not a row of samples.
         FileNotFoundError: the run has removed it, for lack of room.
     """
-    rows = read_samples(path)
-    if path.stem.startswith(EVALUATION):
-        cards = _of_evaluation(rows)
-    else:
-        pairs = best_and_worst(rows, NUM_PROMPTS)
-        cards = [_card(pair[0], dict(zip(("best", "worst"), pair, strict=False))) for pair in pairs]
-    return {"name": path.stem, "samples": len(rows), "prompts": len({row["prompt"] for row in rows}), "cards": cards}
+    if len(paths) == 1 and wanted == EVERYTHING:
+        rows, path = read_samples(paths[0]), paths[0]
+        cards = _of_evaluation(rows) if path.stem.startswith(EVALUATION) else _best_and_worst(rows, NUM_PROMPTS)
+        return _told(rows, [{**each, "name": path.stem} for each in cards])
+    found, cards = list[SampleRow](), list[dict[str, Any]]()
+    for path in paths:
+        rows = [row for row in read_samples(path) if wanted.has(row)]
+        found += rows
+        cards += [{**each, "name": path.stem} for each in _best_and_worst(rows, NUM_FOUND)]
+        if len(cards) >= NUM_FOUND:
+            break
+    return _told(found, cards[:NUM_FOUND])
+
+
+def same_prompt(path: Path, prompt: str, other: Path) -> dict[str, Any]:
+    """The card of a prompt of `path`, by its id there, with the answers that `other` has to the same messages."""
+    asked = next((row["messages"] for row in read_samples(path) if row["prompt"] == prompt), None)
+    rows = [row for row in read_samples(other) if row["messages"] == asked]
+    return _told(rows, [{**each, "name": other.stem} for each in _best_and_worst(rows, 1)])
+
+
+def demonstrations(path: Path) -> dict[str, Any]:
+    """Cards of what supervised steps show the model (`slime_tools.watch.diary`)."""
+    rows = json.loads(path.read_bytes())
+    cards = []
+    for row in rows:
+        answers = [{"heading": heading, "turns": [_message(said)]} for heading, said in row["answers"].items()]
+        asked = [_message(message) for message in row["messages"]]
+        cards.append({"prompt": row["where"], "name": path.stem, "asked": asked, "answers": answers})
+    return {"samples": len(rows), "prompts": len(rows), "cards": cards}
+
+
+def _told(rows: Sequence[SampleRow], cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"samples": len(rows), "prompts": len({row["prompt"] for row in rows}), "cards": cards}
+
+
+def _best_and_worst(rows: Iterable[SampleRow], num_prompts: int) -> list[dict[str, Any]]:
+    pairs = best_and_worst(rows, num_prompts)
+    return [_card(pair[0], dict(zip(("best", "worst"), pair, strict=False))) for pair in pairs]
 
 
 def _of_evaluation(rows: Sequence[SampleRow]) -> list[dict[str, Any]]:

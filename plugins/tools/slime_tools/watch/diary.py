@@ -2,7 +2,8 @@
 
 `logs/now.json` is one object, replaced while the run lasts: `time` (Unix seconds), `starting` (the last line of the
 start, empty after it), `stage`, `total` (steps of the stage), `phase`, and how far it is (`done` of `of`, or null).
-`logs/warnings.jsonl` has an object a warning: `time` and `text`.
+`logs/warnings.jsonl` has an object a warning: `time` and `text`. `logs/demonstrations.json` has the first rows that
+supervised steps learn from: `where`, `messages` of the prompt, and `answers` by their names.
 """
 
 from __future__ import annotations
@@ -10,12 +11,20 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from slime.config.paths import resolve_rows
+from slime.data.prompt_rows import ANSWERS, conversations
+from slime.data.rows import Row, first_rows
+from slime.errors import SlimeError
 from slime.events import Ended, Event, Phase, Ready, StageBegan, StageEnded, Starting, Step
+from slime.types import SFT
 
-NOW, WARNINGS = "logs/now.json", "logs/warnings.jsonl"
+NOW, WARNINGS, DEMONSTRATIONS = "logs/now.json", "logs/warnings.jsonl", "logs/demonstrations.json"
+NUM_ROWS = 4
+"""Of demonstrations."""
 INTERVAL_S = 0.5
 """How often counts change in the file: thousands of samples finish in a step."""
 MAX_WARNINGS = 1000
@@ -30,9 +39,12 @@ class Diary:
 
     Args:
         folder: the run directory.
+        rows: where supervised rows lie, as in the config; None: there are none.
+        prompt_key: column of the prompt of a row with two answers.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, rows: str | None = None, prompt_key: str = "prompt") -> None:
+        self._folder, self._rows, self._prompt_key = folder, rows, prompt_key
         self._path = folder / NOW
         self._path.parent.mkdir(exist_ok=True)
         self._now: dict[str, Any] = {"starting": "", "stage": "", "total": None, "phase": "", "done": None, "of": None}
@@ -48,6 +60,11 @@ class Diary:
                 self._change(starting="")
             case StageBegan():
                 self._change(stage=event.stage, total=event.total)
+                if event.stage == SFT and self._rows:
+                    with suppress(SlimeError):  # a page without them is better than one that is told nothing more
+                        rows = first_rows(resolve_rows(self._rows), NUM_ROWS)
+                        found = [_demonstration(row, self._prompt_key) for row in rows]
+                        (self._folder / DEMONSTRATIONS).write_text(json.dumps(found))
             case Phase():
                 changes = {"phase": event.name, "done": event.done, "of": event.total}
                 self._change(now=event.name != self._now["phase"], **changes)
@@ -64,6 +81,13 @@ class Diary:
             aside = self._path.with_name(".now.json.new")
             aside.write_text(json.dumps({"time": time.time(), **self._now}))
             aside.replace(self._path)  # not synced: after a crash nobody asks what ran
+
+
+def _demonstration(row: Row, prompt_key: str) -> dict[str, Any]:
+    pairs = set(ANSWERS) <= row.values.keys()
+    found = conversations(row, prompt_key, pairs=pairs)
+    answers = {name: messages[-1] for name, messages in zip(ANSWERS if pairs else ("answer",), found, strict=True)}
+    return {"where": row.where, "messages": found[0][:-1], "answers": answers}
 
 
 class WarningsFile(logging.Handler):

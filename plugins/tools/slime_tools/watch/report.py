@@ -15,19 +15,22 @@ from slime.events import Complete, Event
 from slime.observe.metrics import read_rows
 from slime.printable import printable
 from slime.types import TrackedRun
-from slime_tools.watch import answers, picture
+from slime_tools.watch import answers, facts, picture
 from slime_tools.watch.diary import Diary
 from slime_tools.watch.page import page
 from slime_tools.watch.view import RunView, differences
 
 REPORT = "report.html"
+MAX_POINTS = 300
+"""Of a curve of one run; fewer of several."""
 
 
 class Watch:
     """Keeps what the live page needs, and writes `report.html` and `reward.png` once the last step of a run is done."""
 
     def __init__(self, run: TrackedRun) -> None:
-        self._folder, self._diary = run.folder, Diary(run.folder)
+        prompt_key = facts.of(run.config, "data.prompt_key") or "prompt"
+        self._folder, self._diary = run.folder, Diary(run.folder, facts.of(run.config, "sft.path"), prompt_key)
 
     def __call__(self, event: Event) -> None:
         self._diary(event)
@@ -70,15 +73,15 @@ def write(path: Path, views: Sequence[RunView]) -> None:
     Raises:
         SlimeError: a line of the metrics or the samples is damaged, or the disk is full.
     """
-    runs = [_whole(view) for view in views]
+    runs = [_whole(view, max(50, 2 * MAX_POINTS // (1 + len(views)))) for view in views]
     told: dict[str, Any] = {"now": time(), "runs": runs, "differences": differences(views)}
     html, _ = page(" and ".join(view.folder.name for view in views), told)
     with files.disk_errors(path):
         files.write_atomic(path, html.encode("utf-8", "backslashreplace"))
 
 
-def _whole(view: RunView) -> dict[str, Any]:
-    told = view.told({})
+def _whole(view: RunView, max_points: int) -> dict[str, Any]:
+    told = view.told({}, max_points)
     kept = answers.first_and_newest(told["samples"]["names"])
     told["samples"] |= {"names": kept, "files": {name: view.samples(name) for name in kept}}
     return told | {"texts": view.texts()}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -57,6 +60,8 @@ def _below(folder: Path, depth: int) -> list[Path]:
 
 NARROW = 76
 """Characters of a terminal, below which a run takes two lines."""
+BLOCK = 2**18
+"""Bytes of a file that are read at a time, from its end."""
 TITLES = ("state", "step", "result", "age", "size")
 
 
@@ -104,39 +109,61 @@ def run(args: Namespace) -> None:
 
 
 def listed(path: Path, folder: Path) -> Listed:
-    config, row = facts.read_config(path), next(_rows_from_the_end(path / "metrics.jsonl"), {})
-    stage = row.get("stage")
-    measure, result = newest_result(path / "metrics.jsonl")
+    head = brief(path)
+    measure, points = next(iter(head["results"].items()), (None, None))
     return Listed(
-        name=str(path.relative_to(folder)) if path != folder else path.name,
+        name=name_below(path, folder),
         path=str(path),
-        state=facts.state_of(path)["state"],
-        stage=stage,
-        step=row.get("step"),
-        total=facts.num_steps(config, stage) if stage else None,
+        state=head["state"],
+        stage=head["stage"],
+        step=head["step"],
+        total=head["total"],
         measure=measure,
-        result=result,
-        started=started(path),
+        result=points[-1][1] if points and math.isfinite(points[-1][1]) else None,
+        started=head["started"],
         size=sum(file.lstat().st_size for file in files.files_under(path)),
     )
 
 
-def newest_result(metrics: Path) -> tuple[str | None, float | None]:
-    """The most telling measure that the run has, and its newest value."""
-    for measure, name in RESULTS.items():
-        for row in _rows_from_the_end(metrics, f'"{name}"'.encode()):
-            value = float(row[name])
-            return measure, value if math.isfinite(value) else None
-    return None, None
+def name_below(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path != folder and path.is_relative_to(folder) else path.name
 
 
-def _rows_from_the_end(metrics: Path, having: bytes = b"") -> Iterator[Row]:
-    """Those whose lines have these bytes; a long run's first ones are not parsed. What is no row is left to
-    `slime watch`, which says where it is."""
-    for line in reversed(metrics.read_bytes().splitlines() if metrics.exists() else []):
-        if having in line:
-            with suppress(ValueError):
-                yield json.loads(line)
+def brief(path: Path) -> dict[str, Any]:
+    """How a run stands, of the names that the page's head has, without reading all of its metrics. `results` has the
+    newest point of each measure that it has, the most telling one first."""
+    row: Row = {}
+    missing, newest = dict(RESULTS), dict[str, list[tuple[int, float]]]()
+    for line in _lines_from_the_end(path / "metrics.jsonl"):
+        if next(iter(RESULTS)) not in missing:
+            break
+        if not row or any(f'"{name}"'.encode() in line for name in missing.values()):
+            with suppress(
+                ValueError, RecursionError
+            ):  # what is no row is left to `slime watch`, which says where it is
+                found = json.loads(line)
+                row = row or found
+                for measure in [each for each, name in missing.items() if name in found]:
+                    newest[measure] = [(found["step"], float(found[missing.pop(measure)]))]
+    config, stage = facts.read_config(path), row.get("stage")
+    total = facts.num_steps(config, stage) if stage else None
+    results = {measure: newest[measure] for measure in RESULTS if measure in newest}
+    state = facts.state_of(path) | {"started": started(path), "time": row.get("time", 0.0)}
+    return state | {"stage": stage, "step": row.get("step"), "total": total, "results": results}
+
+
+def _lines_from_the_end(path: Path) -> Iterator[bytes]:
+    """Read as far as they are taken; none if there is no file."""
+    with path.open("rb") if path.exists() else BytesIO() as file:
+        left, rest = file.seek(0, os.SEEK_END), b""
+        while left:
+            size = min(BLOCK, left)
+            left -= size
+            file.seek(left)
+            first, *lines = (file.read(size) + rest).split(b"\n")
+            yield from reversed(lines)
+            rest = first
+        yield rest
 
 
 def show(runs: Sequence[Listed], console: Console, now: float) -> None:

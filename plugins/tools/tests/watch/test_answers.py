@@ -6,7 +6,7 @@ from slime_tools.watch import answers
 
 def cards(tmp_path, name, samples):
     (tmp_path / f"{name}.jsonl").write_text(lines(samples))
-    return answers.shown(tmp_path / f"{name}.jsonl")["cards"]
+    return answers.shown([tmp_path / f"{name}.jsonl"])["cards"]
 
 
 def said(found):
@@ -68,3 +68,36 @@ def test_a_long_text_keeps_its_begin_and_its_end(tmp_path):
     assert text.startswith("begin")
     assert text.endswith("end")
     assert len(text) < answers.MAX_CHARACTERS + 10
+
+
+def found(tmp_path, *names, **wanted):
+    told = answers.shown([tmp_path / f"{name}.jsonl" for name in names], answers.Wanted(**wanted))
+    return [(card["name"], answer["turns"][0]["text"]) for card in told["cards"] for answer in card["answers"]]
+
+
+def test_a_search_finds_texts_and_rewards_in_the_newest_files_first(tmp_path):
+    cards(tmp_path, "step-000001", [sample("a", 1.0, "It is Two"), sample("b", 0.5, "three", asked="2+1=")])
+    cards(
+        tmp_path, "step-000002", [sample("a", 0.0, "it is two?"), sample("c", None, "two"), sample("d", 0.75, "four")]
+    )
+    both = ("step-000002", "step-000001")
+    assert found(tmp_path, *both, text="IT IS") == [("step-000002", "it is two?"), ("step-000001", "It is Two")]
+    assert found(tmp_path, "step-000001", text="2+1") == [("step-000001", "three")]
+    assert found(tmp_path, *both, least=0.5, most=0.75) == [("step-000002", "four"), ("step-000001", "three")]
+    assert found(tmp_path, *both, text="two", least=0.0) == [
+        ("step-000002", "it is two?"),
+        ("step-000001", "It is Two"),
+    ]
+    assert found(tmp_path, *both, text="nothing has this") == []
+    many = [sample(str(number), 0.0, "x") for number in range(2 * answers.NUM_FOUND)]
+    cards(tmp_path, "step-000003", many)
+    assert len(found(tmp_path, "step-000003", *both, text="x")) == answers.NUM_FOUND
+
+
+def test_a_prompt_is_found_in_another_step_by_what_is_asked(tmp_path):
+    cards(tmp_path, "step-000001", [sample("0/7", 0.0, "before"), sample("0/8", 0.0, "other", asked="other")])
+    cards(tmp_path, "step-000009", [sample("1/7", 1.0, "after"), sample("1/9", 0.0, "another", asked="another")])
+    paths = [tmp_path / f"step-{step:06d}.jsonl" for step in (1, 9)]
+    (card,) = answers.same_prompt(paths[0], "0/7", paths[1])["cards"]
+    assert (card["prompt"], card["answers"][0]["turns"][0]["text"]) == ("1/7", "after")
+    assert answers.same_prompt(paths[0], "0/8", paths[1])["cards"] == []

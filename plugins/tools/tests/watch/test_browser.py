@@ -1,104 +1,17 @@
 """The page in a real Chromium: with a run in progress, frozen, narrow, in the dark, and with texts that mean harm."""
 
 import json
-import re
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from plugins.tools.tests.watch.conftest import row, sample
+from plugins.tools.tests.watch.conftest import COLOURS, LAID_OUT, PATIENCE_MS, WIDTHS, drawn, row, sample
 from slime_tools.watch import report
 from slime_tools.watch.view import RunView
 from tests.running import NO_CHECKPOINTS, Run
 
 pytestmark = pytest.mark.slow
-PATIENCE_MS = 120_000
-"""For a machine that other programs keep busy."""
-WIDTHS, COLOURS = (1280, 390), {"light": "rgb(247, 247, 245)", "dark": "rgb(18, 20, 23)"}
-LAID_OUT = """(bottom => ({
-  width: document.documentElement.scrollWidth,
-  right: Math.max(...[...document.querySelectorAll("main *")].filter(each => !each.closest(".scroll"))
-    .map(each => each.getBoundingClientRect().right)),
-  back: getComputedStyle(document.documentElement).backgroundColor,
-  legends: [...document.querySelectorAll(".plot:not([hidden])")].filter(plot =>
-    bottom(plot, ".legend") > plot.querySelector(".canvas").getBoundingClientRect().top).length,
-}))((plot, selector) => plot.querySelector(selector).getBoundingClientRect().bottom)"""
 EVIL = "<img src=x onerror=\"document.title='harmed'\"></script><script>document.title='harmed'</script>"
-
-
-class Opened:
-    """A page, with what the browser said and asked for meanwhile."""
-
-    def __init__(self, browser, width, colours):
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=colours)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(PATIENCE_MS)
-        self.said, self.asked = [], []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-
-    def until(self, expression):
-        """Wait for a JavaScript expression to be true; not by Playwright's own, which the page's policy forbids."""
-        deadline = time.monotonic() + PATIENCE_MS / 1000
-        while not self.page.evaluate(expression):
-            assert time.monotonic() < deadline, expression
-            time.sleep(0.1)
-
-    def text(self, selector):
-        return " ".join(self.page.locator(selector).all_inner_texts())
-
-
-@pytest.fixture
-def opened(chromium):
-    """Opens an address at a width, in light or dark; afterwards nothing may have gone wrong in the browser."""
-    pages = []
-
-    def open_(url, width=1280, colours="light"):
-        found = Opened(chromium, width, colours)
-        pages.append(found)
-        found.page.goto(url)
-        found.page.wait_for_selector("h1")
-        return found
-
-    yield open_
-    for each in pages:
-        each.context.close()
-    assert [line for each in pages for line in each.said] == []
-
-
-@pytest.fixture
-def watching():
-    """Starts `slime watch` as a user does; gives its address."""
-    started = []
-
-    def start(*folders):
-        command = [sys.executable, "-m", "slime", "watch", *map(str, folders)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        watched, address, tunnel = (process.stdout.readline() for _ in range(3))
-        assert str(folders[0]) in watched
-        port = re.search(r"http://127\.0\.0\.1:(\d+)/#\S+", address)[1]
-        assert f"ssh -N -L {port}:127.0.0.1:{port} " in tunnel
-        return address.split()[-1]
-
-    yield start
-    for process in started:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-
-
-def drawn(found):
-    """Titles of the plots that are there, each with ink in its canvas."""
-    script = """() => [...document.querySelectorAll(".plot:not([hidden])")].map(plot => {
-      const canvas = plot.querySelector("canvas");
-      const drawn = canvas?.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-      return [plot.querySelector("h2").textContent, drawn ? drawn.some(each => each) : null];
-    })"""
-    return dict(found.page.evaluate(script))
 
 
 def test_a_run_in_progress_is_followed_to_its_end(tmp_path, watching, opened):
@@ -118,7 +31,7 @@ def test_a_run_in_progress_is_followed_to_its_end(tmp_path, watching, opened):
     assert "rl 6" in found.page.title()
     plots = drawn(found)
     assert {"Reward", "Seconds of a step", "Log-prob gap, engine to trainer", "Supervised loss"} <= plots.keys()
-    assert all(plots[title] for title in plots if title != "Failures by cause")
+    assert all(plots.values())
     assert found.page.locator("option", has_text="newest: training, step 6").count() == 1
     assert found.page.locator(".card").count() > 0
     assert not (run.path / "logs/now.json").exists()
@@ -226,7 +139,7 @@ def test_several_runs_are_laid_over_each_other(make_run, watching, opened):
     (folders[1] / "config.yaml").write_text("run: {seed: 8}\n")
     found = opened(watching(*folders))
     assert "2 runs" in found.text("h1")
-    assert "one 0.280 two 0.180" in " ".join(found.text(".plot.large .legend").split())
+    assert "one, training 0.280 two, training 0.180" in " ".join(found.text(".plot.large .legend").split())
     assert "run.seed 7 8" in " ".join(found.text(".panel table").split())
     found.until("document.querySelector('.card')?.innerText.includes('of one')")
     found.page.select_option("select[aria-label=run]", label="two")

@@ -9,6 +9,7 @@ from plugins.tools.tests.watch.conftest import row
 from slime import events
 from slime_tools.watch import diary, facts
 from slime_tools.watch.diary import Diary
+from slime_tools.watch.view import RunView
 
 log = logging.getLogger("slime.somewhere")
 
@@ -83,3 +84,30 @@ def test_a_torn_line_of_warnings_is_left_out(tmp_path, make_run):
     (folder / "logs").mkdir()
     (folder / "logs/warnings.jsonl").write_text('{"time": 1.0, "text": "whole"}\n{"time": 2.0, "te')
     assert [warning["text"] for warning in facts.warnings_of(folder)] == ["whole"]
+
+
+@pytest.mark.parametrize(
+    ("row", "answers"),
+    [
+        ({"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}, {"answer": "2"}),
+        ({"prompt": "1+1=", "chosen": "2", "rejected": "3"}, {"chosen": "2", "rejected": "3"}),
+    ],
+)
+def test_what_supervised_steps_show_the_model_is_kept(tmp_path, row, answers):
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 9)
+    written = Diary(tmp_path, str(tmp_path / "rows.jsonl"))
+    written(events.StageBegan("sft", 40))
+    view = RunView(tmp_path)
+    assert view.told({})["samples"]["names"] == ["demonstrations"]
+    first, *others = view.samples("demonstrations")["cards"]
+    assert len(others) == diary.NUM_ROWS - 1
+    assert first["asked"] == [{"role": "user", "text": "1+1=", "calls": []}]
+    assert {each["heading"]: each["turns"][0]["text"] for each in first["answers"]} == answers
+    written(events.Ended("finished"))
+
+
+def test_rows_that_cannot_be_read_again_stop_nothing(tmp_path):
+    written = Diary(tmp_path, str(tmp_path / "gone.jsonl"))
+    written(events.StageBegan("sft", 40))
+    assert now(tmp_path) == {"stage": "sft", "total": 40}
+    written(events.Ended("finished"))

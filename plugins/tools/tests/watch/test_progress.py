@@ -7,7 +7,9 @@ import pytest
 
 from plugins.tools.tests.watch.conftest import lines, row
 from slime.errors import SlimeError
-from slime_tools.watch.progress import MAX_POINTS, Curves, RunProgress
+from slime_tools.watch.progress import Curves, RunProgress
+
+MAX_POINTS = 400
 
 
 class Reader:
@@ -28,7 +30,7 @@ class Reader:
 
 @pytest.mark.parametrize("num_steps", [1, 399, 401, 3000])
 def test_bit_by_bit_a_reader_gets_what_another_gets_at_once(num_steps):
-    curves, reader, seldom = Curves(), Reader(), random.Random(num_steps)
+    curves, reader, seldom = Curves(MAX_POINTS), Reader(), random.Random(num_steps)
     for step in range(1, num_steps + 1):
         more = {"eval/reward_mean": step / 2} if step % 10 == 0 else {}
         curves.add(row(step, **more))
@@ -45,12 +47,55 @@ def test_bit_by_bit_a_reader_gets_what_another_gets_at_once(num_steps):
 
 
 def test_a_point_is_the_mean_of_its_steps():
-    curves = Curves()
+    curves = Curves(MAX_POINTS)
     for step in range(1, 1001):
         curves.add(row(step))
     part = curves.since("")
     assert part["steps"][:2] == [3, 7]  # four steps a point: 0 (which has no row) to 3, 4 to 7
     assert part["columns"]["rollout/reward_mean"][:2] == [0.02, 0.055]
+
+
+def test_a_peak_of_one_step_is_the_largest_value_of_its_point():
+    curves = Curves(MAX_POINTS)
+    for step in range(1, 1001):
+        curves.add(row(step, **{"train/grad_norm": 1000.0 if step == 777 else 1.0}))
+    for most in (400, 50):
+        part = curves.since("", most)
+        at = next(at for at, end in enumerate(part["steps"]) if end >= 777)
+        assert len(part["steps"]) <= most
+        assert (part["lows"]["train/grad_norm"][at], part["highs"]["train/grad_norm"][at]) == (1.0, 1000.0)
+        assert part["columns"]["train/grad_norm"][at] == pytest.approx(
+            1 + 999 / (part["steps"][1] - part["steps"][0]), 1e-5
+        )
+    few = Curves(MAX_POINTS)
+    few.add(row(1))
+    assert "highs" not in few.since("")
+
+
+@pytest.mark.parametrize("most", [37, 100])
+def test_fewer_points_and_some_names_bit_by_bit_are_those_at_once(most):
+    curves, cursor, steps, columns = Curves(MAX_POINTS), "", [], {}
+    for step in range(1, 701):
+        curves.add(row(step))
+        if step % 7 == 0 and (part := curves.since(cursor, most, ["seconds/*", "rollout/reward_mean"])):
+            cursor, keep = part["cursor"], part["from"]
+            steps = steps[:keep] + part["steps"]
+            columns = {name: columns.get(name, [])[:keep] + new for name, new in part["columns"].items()}
+    at_once = curves.since("", most, ["seconds/*", "rollout/reward_mean"])
+    assert (steps, columns) == (at_once["steps"], at_once["columns"])
+    assert columns.keys() == {"rollout/reward_mean", "seconds/step", "seconds/generate", "seconds/train"}
+    assert "train/logprob_diff_mean" in at_once["names"]
+    assert len(steps) <= most
+
+
+def test_tokens_a_second_are_a_mean_without_the_time_of_evaluations(make_run):
+    rows = [row(step, tokens_per_s=100.0) for step in (1, 2)]
+    rows.append(row(3, **{"tokens_per_s": 20.0, "seconds/step": 10.0, "seconds/eval": 8.0}))
+    progress = RunProgress(make_run(0, rows=rows))
+    progress.read()
+    head = progress.head({"sft": None, "rl": 3}, running=True)
+    assert (head["tokens"], head["tokens_per_s"]) == (600.0, 100.0)
+    assert progress.stages["rl"].curves.since("")["columns"]["seen/tokens"] == [200.0, 400.0, 600.0]
 
 
 def test_what_is_not_a_number_leaves_a_gap_and_what_a_step_did_not_spend_is_0():

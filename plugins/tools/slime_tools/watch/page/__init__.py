@@ -19,7 +19,8 @@ UPLOT = {
 }
 """SHA-256 by file."""
 STYLES = ("uplot/uPlot.min.css", "page.css")
-SCRIPTS = ("uplot/uPlot.iife.min.js", "dom.js", "plots.js", "plot.js", "samples.js", "head.js", "page.js")
+PARTS = ("dom", "settings", "plots", "lines", "save", "plot", "diff", "samples", "head", "runs", "page")
+SCRIPTS = ("uplot/uPlot.iife.min.js", *(f"{part}.js" for part in PARTS))
 
 
 def page(title: str, frozen: dict[str, Any] | None = None) -> tuple[str, str]:

@@ -38,7 +38,20 @@ function fill(element, ...children) {
   element.replaceChildren(...nodes(children));
 }
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+// A colour of the style sheet by its name.
+const colours = new Map();
+function colour(name) {
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return colours.get(name);
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
+
+// As `fill`, and what had the focus by its `data-name` has it again.
+function refill(element, ...children) {
+  const name = element.contains(document.activeElement) ? document.activeElement.dataset.name : undefined;
+  fill(element, ...children);
+  if (name !== undefined) element.querySelector(`[data-name="${CSS.escape(name)}"]`)?.focus();
+}
 
 // A number in at most five places: 0.9648, 1,234, 1.2e-7.
 function number(value) {

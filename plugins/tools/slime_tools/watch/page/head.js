@@ -39,17 +39,18 @@ function tiles(head, now, live) {
   const saved = head.checkpoint;
   const resumes = saved && !running && head.state !== "finished" ? "a restart continues after it" : "";
   const each = head.devices > 1 && head.tokens_per_s ? `${number(head.tokens_per_s / head.devices)} a device` : "";
-  const shown = Object.keys(RESULTS).filter((name) => results[name]).slice(0, 2);
+  const shown = Object.keys(RESULTS).filter((name) => results[name]).slice(0, 2).map((name) => resultTile(RESULTS[name], results[name]));
+  if (!shown.length) shown.push(tile(head.stage === "sft" ? RESULTS.loss : RESULTS.reward, "–", ["no step has ended yet"]));
+  if (shown.length < 2) shown.push(tile("Tokens seen", number(head.tokens || null), [head.stage === "sft" ? "in supervised steps" : "in training"]));
   return el("div", { class: "tiles" },
     tile(head.stage === "sft" ? "Supervised step" : "Step",
       head.stage ? head.step.toLocaleString("en-US") : "–",
       [[head.total ? `of ${head.total.toLocaleString("en-US")}` : "", pace].filter(Boolean).join(" · ")], bar),
     time,
-    shown.map((name) => resultTile(RESULTS[name], results[name])),
-    shown.length < 2 ? Array.from({ length: 2 - shown.length }, (_, at) => tile(["Held-out reward", "Training reward"][at + shown.length], "–", [])) : null,
+    shown,
     tile("Last checkpoint", saved ? saved.step : "none yet",
       [saved ? (live ? ago(now - saved.time) : date(saved.time)) : "", resumes]),
-    tile("Tokens a second", number(head.tokens_per_s), [each]));
+    tile("Tokens a second", number(head.tokens_per_s), [each || "mean, without evaluations"]));
 }
 
 // Of one run.
@@ -64,33 +65,6 @@ function headOf(run, now, live) {
     tiles(head, now, live),
     head.stage ? null : el("p", { class: "notice calm", text: "No step has ended yet. The plots come with the first one." }),
   ];
-}
-
-// Of several: a line each.
-function comparison(runs) {
-  const titles = ["run", "state", "step", "time left", "held-out reward", "training reward"];
-  const rows = runs.map(({ name, head }, number_) => {
-    const swatch = el("i", { class: "swatch" });
-    swatch.style.background = colour(`run-${number_ % 6}`);
-    const newest = (result) => number((head.results || {})[result]?.at(-1)[1]);
-    const cells = [stepOf(head) + (head.total ? ` of ${head.total}` : ""),
-      head.seconds_left === undefined ? "–" : duration(head.seconds_left), newest("held_out"), newest("reward")];
-    return el("tr", {}, el("td", {}, swatch, name), el("td", {}, el("span", { class: `state ${head.state}`, text: head.state })),
-      cells.map((cell) => el("td", { class: "number", text: cell })));
-  });
-  return [el("div", { class: "top" }, el("h1", { text: `${runs.length} runs` })),
-    el("div", { class: "panel scroll first" }, el("table", {}, el("tr", {}, titles.map((title) => el("th", { text: title }))), rows)),
-    runs.filter(({ head }) => head.said).map(({ name, head }) => el("p", { class: "notice", text: `${name}: ${head.said}` }))];
-}
-
-// The keys in which the runs' configs differ.
-function differing(runs, differences) {
-  if (runs.length < 2) return null;
-  const rows = differences.map(({ key, values }) =>
-    el("tr", {}, el("td", { class: "key", text: key }), values.map((value) => el("td", { text: value }))));
-  const titles = el("tr", {}, el("th", { text: "key" }), runs.map((run) => el("th", { text: run.name })));
-  return el("section", { class: "panel" }, el("header", {}, el("h2", { text: "What differs in their configs" })),
-    rows.length ? el("div", { class: "scroll" }, el("table", {}, titles, rows)) : el("p", { class: "note", text: "nothing" }));
 }
 
 function warned(runs) {

@@ -1,6 +1,8 @@
 "use strict";
 // What is plotted: each plot's title, unit and series by the names of the metrics. A name with "*" stands for all
-// metrics that begin and end so, but those with `without` in their names. `main` is what several runs are compared by, where it is not the first series.
+// metrics that begin and end so, but those with `without` in their names. `main` is what several runs are compared by,
+// where it is not the first series; `each` is drawn only where the others are no smoother. `large` is as large as four;
+// "alone": while there are none of reinforcement learning.
 
 const seriesOf = (label, name, look = "accent", more = {}) => ({ label, name, look, ...more });
 const HELD_OUT = { points: true };
@@ -8,7 +10,7 @@ const WHOLE = "seconds/step";
 
 const PLOTS = [
   { title: "Reward", unit: "mean", large: true, series: [
-    seriesOf("training, each step", "rollout/reward_mean", "pale", { alone: true }),
+    seriesOf("training, each step", "rollout/reward_mean", "pale", { each: true }),
     seriesOf("training, running mean", "rollout/reward_mean", "accent", { smooth: 5, width: 2 }),
     seriesOf("held-out", "eval/reward_mean", "ink", HELD_OUT) ], main: [1, 2] },
   { title: "Response length", unit: "tokens", floor: 0, series: [
@@ -21,7 +23,7 @@ const PLOTS = [
   { title: "Groups without signal", unit: "share", floor: 0, least: 0.1, series: [
     seriesOf("groups of equal rewards", "rollout/zero_variance_share"),
     seriesOf("their tokens", "rollout/zero_variance_token_share", "faint") ] },
-  { title: "Parts of the reward", unit: "mean", series: [seriesOf("*", "rollout/reward_part/*")] },
+  { title: "Parts of the reward", unit: "mean", series: [seriesOf("*", "rollout/reward_part/*"), seriesOf("*", "reward/*")] },
   { title: "Seconds of a step", unit: "seconds", floor: 0, stack: true, series: [seriesOf("*", "seconds/*")],
     without: WHOLE, total: WHOLE },
   { title: "Engines", unit: "seconds with requests", floor: 0, series: [
@@ -30,7 +32,7 @@ const PLOTS = [
   { title: "Log-prob gap, engine to trainer", unit: "nats a token", log: true, series: [
     seriesOf("mean", "train/logprob_diff_mean"), seriesOf("largest", "train/logprob_diff_max", "faint"),
     seriesOf("alarm", "", "bad", { constant: "alarm", dash: [5, 4] }) ] },
-  { title: "Failures by cause", unit: "a step", floor: 0, least: 1, stack: true, none: "No failures.", series: [
+  { title: "Failures by cause", unit: "a step", floor: 0, least: 1, stack: true, optional: true, series: [
     seriesOf("invalid response", "rollout/reward_invalid"), seriesOf("reward timeout", "rollout/reward_timeout"),
     seriesOf("reward error", "rollout/reward_error"), seriesOf("group dropped: *", "filter/drop/*"),
     seriesOf("not buffered: *", "buffer/drop/*"), seriesOf("surplus dropped", "rollout/dropped_groups") ] },
@@ -40,12 +42,17 @@ const PLOTS = [
   { title: "KL from the reference", unit: "nats a token", series: [seriesOf("KL", "train/kl")] },
   { title: "Entropy", unit: "nats a token", floor: 0, series: [seriesOf("entropy", "train/entropy")] },
   { title: "Gradient norm", unit: "before clipping", floor: 0, series: [seriesOf("norm", "train/grad_norm")] },
+  { title: "Learning rate", unit: "of each step", series: [seriesOf("learning rate", "train/lr")] },
+  { title: "Tokens seen", unit: "tokens", floor: 0, series: [seriesOf("trained on", "seen/tokens")] },
   { title: "Clipped tokens", unit: "share", floor: 0, least: 0.01, series: [seriesOf("clipped", "train/clip_fraction")] },
   { title: "Age of the trained tokens", unit: "weight versions", floor: 0, least: 1, optional: true, series: [
     seriesOf("mean", "rollout/weight_lag_mean"), seriesOf("oldest", "rollout/weight_lag_max", "faint") ] },
-  { title: "Supervised loss", unit: "nats a token", stage: "sft", series: [seriesOf("loss", "train/loss")] },
-  { title: "Supervised steps", unit: "seconds", stage: "sft", floor: 0, alone: true,
-    series: [seriesOf("a step", WHOLE)] },
+  { title: "Supervised loss", unit: "nats a token", stage: "sft", large: "alone", series: [
+    seriesOf("loss", "train/loss"), seriesOf("held-out", "eval/loss", "ink", HELD_OUT) ], main: [0, 1] },
+  { title: "Supervised throughput", unit: "tokens a second", stage: "sft", floor: 0, series: [seriesOf("all devices", "tokens_per_s")] },
+  { title: "Supervised steps", unit: "seconds", stage: "sft", floor: 0, series: [seriesOf("a step", WHOLE)] },
+  { title: "Supervised gradient norm", unit: "before clipping", stage: "sft", floor: 0, series: [seriesOf("norm", "train/grad_norm")] },
+  { title: "Supervised learning rate", unit: "of each step", stage: "sft", series: [seriesOf("learning rate", "train/lr")] },
 ];
 
 const NO_CURVES = { steps: [], columns: table([]) };
@@ -66,13 +73,9 @@ function present(plot, columns) {
   return found;
 }
 
-const sum = (values) => values.reduce((total, value) => total + (value || 0), 0);
-
-// Mean over each value and up to count - 1 before it; gaps stay.
-function smoothed(values, count) {
-  return values.map((value, index) => {
-    if (value === null) return null;
-    const before = values.slice(Math.max(0, index - count + 1), index + 1).filter((each) => each !== null);
-    return sum(before) / before.length;
-  });
+// Names of the metrics that several runs are compared by.
+function comparedNames() {
+  const main = ({ main: chosen, series, stack, total }) => (stack && total ? [total] : stack ? series.map((each) => each.name)
+    : (chosen || series.map((_, at) => at)).map((at) => series[at].name));
+  return [...new Set(["seen/*", ...PLOTS.flatMap(main)])].filter(Boolean);
 }
