@@ -90,7 +90,7 @@ def test_the_tutorial_and_the_example_of_a_reward_work_as_written(taught: Run, t
     demo, [look, make, check, train, score, again] = held_out(taught), lines[2:]
     assert demo[0] < 0.4
     assert demo[-1] > 0.9
-    assert commands(EXAMPLES / "reward/README.md") == [make, check, train]
+    assert [*map(shlex.split, commands(EXAMPLES / "reward/README.md"))] == [*map(shlex.split, (make, check, train))]
     assert re.search(r"```python\n(.*?)```", text, re.S)[1] == (EXAMPLES / "reward/my_reward.py").read_text()  # type: ignore[index]
     assert "prompt" in type_in(folder, look)
     assert type_in(folder, make) == "1916 rows in till.jsonl, 64 in till-heldout.jsonl\n"
@@ -107,7 +107,9 @@ def test_the_tutorial_and_the_example_of_a_reward_work_as_written(taught: Run, t
     lengths = [row["rollout/response_length_mean"] for row in run.rows("rl") if "rollout/response_length_mean" in row]
     assert lengths[0] > 6 > 4 > lengths[-1]
     assert [score, again] == ["slime eval runs/till", "slime samples runs/till"]
-    assert re.search(r"held-out reward +(0\.9\d+|1\.0+)", type_in(folder, score.replace("till", "it")))
+    type_in(folder, score.replace("till", "it"))
+    scored = json.loads((run.path / "eval/step-000010/result.json").read_text())
+    assert scored["metrics"][HELD_OUT] == last
     assert re.search(r"│ \d\d +│", type_in(folder, again.replace("till", "it"))), "the total alone"
 
 
@@ -135,13 +137,14 @@ def test_the_student_learns_from_the_demo_s_model(taught: Run, demonstrated: dic
 
 
 @runs
-def test_the_adapters_of_one_gpu_train_a_tiny_model_here(tmp_path: Path) -> None:
+def test_the_adapters_of_one_gpu_train_a_tiny_model_here(demonstrated: dict[str, Any], tmp_path: Path) -> None:
     """The example's keys of training, on the laptop's model and sums."""
     command = shlex.split(commands(EXAMPLES / "lora/README.md")[-1])
     keys = dict(word.split("=", 1) for word in command if word.startswith("train."))
     assert keys["train.lora.rank"] == "32"
-    run = Run(tmp_path, settings=keys, forked=True).start().succeed()
-    assert len(run.losses()) == 8
+    few = {**demonstrated, "run.num_steps": 2, "rollout.prompts_per_step": 4, "eval.path": "null"}
+    run = Run(tmp_path, settings=keys, shortened=few, forked=True).start().succeed()
+    assert len(run.losses()) == 2
     assert (run.path / "adapter/adapter_model.safetensors").exists()
 
 

@@ -33,7 +33,8 @@ def settings(command: str) -> dict[str, str]:
 
 def commands(page: Path) -> list[str]:
     """The indented lines of a page that are typed into a shell, in their order."""
-    return re.findall(r"^    (\S.*)$", page.read_text(encoding="utf-8").replace("\\\n", " "), re.M)
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return re.findall(r"^    (\S.*)$", text.replace("\\\n", " "), re.M)
 
 
 def example(name: str, folder: Path) -> dict[str, str]:
