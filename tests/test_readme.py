@@ -49,7 +49,7 @@ def test_every_command_is_understood(
     """Verbs that start processes are planned instead: the same words, the same checks."""
     words = shlex.split(line)
     refused = {"eval": "this is neither a run directory", "report": "there are no metrics"}
-    refused |= {"watch": "there is no run here", "runs": "there are no runs"}
+    refused |= {"watch": "there is no run here", "runs": "there are no runs", "push": "this is neither a run directory"}
     if words[0] in refused:
         monkeypatch.chdir(tmp_path)
         assert command.main(words) == EXIT_ERROR
@@ -104,7 +104,7 @@ def planned() -> list[str]:
     text = "\n".join([*GUIDES.values(), *(file.read_text() for file in SHOWN_ELSEWHERE)]).replace("\\\n", " ")
     lines = re.findall(r"^(?:    |\$ )\S*slime (.*\+model=.*?)(?:\s+#.*)?$", text, re.M)
     own = ("...", "mistral", "task=reverse", "hopeful", "brevity", "bounded", "my_task", "path/to/folder", "podman")
-    own += ("name=retry", "my_tools.py", "my_agent.py", "my_env.py", "verifiers://", "a40x4")
+    own += ("name=retry", "my_tools.py", "my_agent.py", "my_env.py", "verifiers://", "hf://", "a40x4")
     own += ("data.path=till.jsonl",)  # tests/test_examples.py
     return sorted({line for line in lines if not any(name in line for name in own)})
 
@@ -118,6 +118,9 @@ def test_every_run_in_a_guide_has_a_plan(line: str, monkeypatch: pytest.MonkeyPa
     for pairs in ("pairs.jsonl", "held-out.jsonl"):
         (tmp_path / pairs).write_text('{"prompt": "1+2=", "chosen": "3", "rejected": "4"}\n')
     (tmp_path / "data").mkdir()
+    (tmp_path / "FOLDER").mkdir()
+    for split, number in (("train", 1), ("test", 2)):
+        (tmp_path / f"FOLDER/{split}.jsonl").write_text(f'{{"prompt": "{number}+2=", "label": "{number + 2}"}}\n')
     demonstration = {"messages": [{"role": "user", "content": "1*2="}, {"role": "assistant", "content": "2"}]}
     (tmp_path / "data/multiplication-python.jsonl").write_text(json.dumps(demonstration))
     (tmp_path / "my-problems.jsonl").write_text('{"prompt": "Add.", "label": ["assert add(3, 4) == 7"]}\n')

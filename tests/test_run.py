@@ -15,6 +15,7 @@ import pytest
 
 import slime
 from plugins.observers.tests.tensorboard.test_tensorboard import events
+from slime.checkpoints import published
 from slime.compose.data_files import FIRST_ROWS
 from slime.files import files_under
 from slime.run_dir import RunDir
@@ -41,6 +42,10 @@ def test_a_run_leaves_what_the_summary_names(finished: Run) -> None:
     ):
         assert name in summary
         assert (finished.path / name).exists()
+    card = (finished.path / "export/README.md").read_text()
+    digest = published(finished.path / "checkpoints")[-1].driver_state()["prompts"]["content_hash"]
+    for said in ("library_name: transformers", f"| {digest} |", "| reinforcement-learning steps | 4, of"):
+        assert said in card
     used = json.loads((finished.path / "plugins.json").read_text())["used"]
     assert used["reward"]["distribution"] == "slime-rewards"
     assert used["algo"] == {"name": "grpo", "distribution": "slime-rl", "version": slime.__version__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 from slime.algo.stages import of_data, run_stages
@@ -31,7 +32,9 @@ class Data:
             pairs = stages.all[0].trains_on_pairs
             limit = (cfg.train.max_tokens_per_micro_batch // align - pairs) * align  # padding included
             given = (tokenizer, cfg.run.seed, limit, cfg.data)
-            self.demonstrations = DemonstrationSource(resolve_rows(cfg.sft.path), *given, pairs=pairs)
+            self.demonstrations = DemonstrationSource(
+                resolve_rows(cfg.sft.path), *given, pairs=pairs, limit=cfg.sft.limit
+            )
             if cfg.sft.eval_path:
                 self.measured = DemonstrationSource(resolve_rows(cfg.sft.eval_path), *given, pairs=pairs)
         if stages.reinforces:
@@ -65,7 +68,7 @@ class Data:
 
 def _held_out(cfg: EvalConfig, data: DataConfig, tokenizer: Tokenizer, max_prompt_tokens: int) -> list[HeldOut]:
     assert cfg.path, "without it there is no evaluation"
-    main = PromptSet(data, resolve_rows(cfg.path), tokenizer, max_prompt_tokens)
+    main = PromptSet(replace(data, limit=cfg.limit), resolve_rows(cfg.path), tokenizer, max_prompt_tokens)
     found = [HeldOut("", cfg, [main.prompt(row, "eval") for row in range(len(main))])]
     for name, own in cfg.sets.items():
         read = PromptSet(data_of(data, own), resolve_rows(own.path), tokenizer, max_prompt_tokens, f"eval/{name}")

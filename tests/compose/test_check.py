@@ -90,7 +90,7 @@ def test_every_numeric_key_is_bounded() -> None:
         ({"data.path": "nowhere.jsonl"}, "data.path: there is no 'nowhere.jsonl'"),
         (
             {"data.path": "openai/gsm8k"},
-            "Hugging Face hub is fetched first: run 'hf download --repo-type dataset openai/gs",
+            "Hugging Face hub is 'hf://openai/gsm8k', or fetched by 'hf download --repo-type dataset openai/gs",
         ),
         (
             {"data.path": "pkg://slime_rewards.math/data"},

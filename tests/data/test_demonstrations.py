@@ -138,3 +138,10 @@ def test_both_answers_of_a_pair_have_to_fit(write, tokenizer):
     content = answers("12+34=", "46", "4" * 14)
     with pytest.raises(SlimeError, match=r"line 1: the pair has \d+ tokens in both conversations, more than 32"):
         DemonstrationSource(write(content), tokenizer, seed=3, max_tokens=32, data=DataConfig(), pairs=True)
+
+
+def test_a_limit_takes_the_first_rows(write, tokenizer):
+    given = (tokenizer, 3, 64, DataConfig())
+    limited = DemonstrationSource(write(GOOD), *given, limit=2).all()
+    alone = DemonstrationSource(write("".join(GOOD.splitlines(keepends=True)[:2]), "two.jsonl"), *given).all()
+    assert [sample.tokens.tolist() for sample in limited] == [sample.tokens.tolist() for sample in alone]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from slime.config.schema import DataConfig
-from slime.data.prompt_rows import check_prompts, prompt_messages
+from slime.data.prompt_rows import asked, check_prompts, prompt_messages
 from slime.data.rows import first_rows, read_rows
 from slime.errors import SlimeError
 
@@ -83,7 +83,13 @@ BAD_ROWS = {
     "a number without end": ('{"label": 1' + "0" * 5000 + "}\n", r"line 1: Exceeds the limit \(4300 digits\)"),
     "an answered prompt": (
         one(prompt=[*GOOD[0]["prompt"], {"role": "assistant", "content": "2"}]),
-        "line 2: 'prompt' ends with the assistant's turn, which is to be generated",
+        "ends with the assistant's turn, .*compare with it, set data.label_key=prompt.-1.content",
+    ),
+    "an image": (
+        one(
+            prompt=[{"role": "user", "content": [{"type": "text", "text": "1"}, {"type": "image_url", "image_url": 1}]}]
+        ),
+        "line 2: 'prompt' message 1 has a part 2 of the type 'image_url' that is no text. Models are given text alone",
     ),
     "label of another kind": (one(label=["2"]), r"line 2: 'label' is a list, but text in .*rows\.jsonl line 1"),
     "label a number among texts": (one(label=2), "line 2: 'label' is a number, but text in"),
@@ -143,8 +149,8 @@ def test_a_call_of_a_tool_needs_no_content(write):
 
 
 def test_another_suffix_is_refused(write):
-    with pytest.raises(SlimeError, match=r"rows\.csv: not a jsonl or parquet file"):
-        check(write("a,b\n", "rows.csv"), DataConfig())
+    with pytest.raises(SlimeError, match=r"rows\.xlsx: not a file of rows"):
+        check(write("a,b\n", "rows.xlsx"), DataConfig())
 
 
 def test_a_damaged_parquet_file_is_refused(write):
@@ -157,5 +163,32 @@ def test_first_rows_are_read_alone(write):
     assert [row.number for row in first_rows(path, 2)] == [1, 2]
     with pytest.raises(SlimeError, match="line 4"):
         first_rows(path, 4)
-    with pytest.raises(SlimeError, match="not a jsonl or parquet file"):
-        first_rows(write("a,b\n", "rows.csv"), 2)
+    with pytest.raises(SlimeError, match="not a file of rows"):
+        first_rows(write("a,b\n", "rows.xlsx"), 2)
+
+
+def test_text_in_parts_is_text(write):
+    """As sets for models that see images have it; a table gives each part the fields of all."""
+    parts = [{"type": "text", "text": "1+", "image": None}, {"type": "text", "text": "1=", "image": None}]
+    file = check(write(jsonl([{"prompt": [{"role": "user", "content": parts}], "label": "2"}])), DataConfig())
+    assert prompt_messages(file.rows[0], "prompt") == ({"role": "user", "content": "1+1="},)
+
+
+ANSWERED = [*TURNS, {"role": "assistant", "content": "{}"}]
+LAST_TURN = DataConfig(prompt_key="messages", label_key="messages.-1.content")
+
+
+@pytest.mark.parametrize("answer", ["{}", [{"type": "text", "text": "{}"}]])
+@pytest.mark.parametrize("written", [list, json.dumps])
+def test_the_last_turn_is_cut_off_where_it_is_the_label(answer, written, write):
+    turns = [*TURNS, {"role": "assistant", "content": answer}]
+    [row] = check(write(jsonl([{"messages": written(turns)}])), LAST_TURN).rows
+    assert list(asked(row, LAST_TURN)) == TURNS
+    assert row[LAST_TURN.label_key] == "{}"
+
+
+def test_without_an_answer_there_is_no_last_turn_to_cut(write):
+    with pytest.raises(SlimeError, match="line 1: 'messages' does not end with an assistant's answer"):
+        check(write(jsonl([{"messages": TURNS}])), LAST_TURN)
+    with pytest.raises(SlimeError, match=r"the row has no key 'messages\.9\.content'"):
+        check(write(jsonl([{"messages": TURNS}])), DataConfig(prompt_key="messages", label_key="messages.9.content"))

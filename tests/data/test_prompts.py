@@ -198,3 +198,15 @@ def test_a_missing_file_names_the_nearest(write, tmp_path, tokenizer):
     write(jsonl(GOOD), "train.jsonl")
     with pytest.raises(SlimeError, match=r"trian\.jsonl'\. Did you mean 'train\.jsonl'\?"):
         PromptSource(DataConfig(path=str(tmp_path / "trian.jsonl")), tokenizer, 5, 64)
+
+
+def test_a_limit_takes_the_first_rows_and_a_resume_goes_on_over_them(source):
+    limited, alone = source(limit=3), source(GOOD[:3])
+    first = limited.take(6)
+    assert first == alone.take(6)
+    assert {prompt.id.partition("/")[2] for prompt in first} == {"1", "2", "3"}
+    again = source(limit=3)
+    again.load_state_dict(limited.state_dict())
+    assert again.take(3) == limited.take(3)
+    with pytest.raises(SlimeError, match="the file changed since the checkpoint was taken"):
+        source(limit=4).load_state_dict(limited.state_dict())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
+from slime.compose.compose import examine
 from slime.config.paths import exists, resolve_rows
 from slime.config.schema import DataConfig
 from slime.data.prompts import PromptSource
@@ -71,14 +71,14 @@ def test_an_error_names_the_shard_and_its_row(tmp_path: Path, tokenizer: Tokeniz
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        ([], "there are no files of rows. Name .jsonl or .parquet files"),
-        (["rows.csv"], "there are no files of rows"),
+        ([], r"there are no files of rows. Rows are read from .jsonl, .*\.arrow and \.parquet files"),
+        (["rows.xlsx"], "there are no files of rows"),
         (
             ["train-00000-of-00001.jsonl", "test-00000-of-00001.jsonl"],
-            r"the folder holds several data sets: test\.jsonl, train\.jsonl. Name one of them, such as .*train-\*",
+            r"the folder holds several data sets: test, train. Name one of them: .*:t\w+, or a pattern of files",
         ),
         (["train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"], "holds 2 of 3 files of the data set"),
-        (["a.jsonl", "a.parquet"], "several data sets"),
+        (["a.jsonl", "a.parquet"], "one data set is there as .jsonl and as .parquet"),
     ],
 )
 def test_folders_that_are_not_one_data_set(names: list[str], says: str, tmp_path: Path) -> None:
@@ -88,24 +88,52 @@ def test_folders_that_are_not_one_data_set(names: list[str], says: str, tmp_path
         row_files(tmp_path)
 
 
-def test_a_json_list_is_refused_with_the_command_that_makes_jsonl_of_it(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(json.dumps(ROWS))
-    with pytest.raises(SlimeError, match=r"not a jsonl or parquet file.*'jq -c \.\[\] .*rows.json > .*rows.jsonl'"):
-        row_files(tmp_path / "rows.json")
+DOWNLOADED = [
+    ".cache/huggingface/download/data/test-00000-of-00001.jsonl.lock",
+    "README.md",
+    "dataset_infos.json",
+    "data/test-00000-of-00001-b21a9d2d5d1cae4d.jsonl",
+    "data/train-00000-of-00002-b21a9d2d5d1cae4d.jsonl",
+    "data/train-00001-of-00002-0123456789abcdef.jsonl",
+    "more/train/0000.jsonl",
+]
+"""As `hf download` leaves a data set, with the older names of shards, and a second subset."""
 
 
-@pytest.mark.parametrize(("suffix", "delimiter"), [(".csv", ","), (".tsv", "\t")])
-def test_a_table_is_refused_with_the_command_that_makes_jsonl_of_it(
-    tmp_path: Path, suffix: str, delimiter: str
-) -> None:
-    """Run as it is told: the values are texts, of several lines too."""
-    file = tmp_path / f"rows{suffix}"
-    file.write_text(f'\ufeffprompt{delimiter}label\n"1+\n1="{delimiter}2\n')
-    with pytest.raises(SlimeError, match="This makes one: python -c") as caught:
-        row_files(file)
-    command = str(caught.value).partition("This makes one: python ")[2]
-    subprocess.run(f"{sys.executable} {command}", shell=True, check=True)
-    assert [row.values for row in read_rows(tmp_path / "rows.jsonl").rows] == [{"prompt": "1+\n1=", "label": "2"}]
+def test_a_downloaded_folder_is_its_splits(tmp_path: Path) -> None:
+    for number, name in enumerate(DOWNLOADED):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f'{{"prompt": "{number}"}}\n')
+    found = {name: [row["prompt"] for row in read_rows(resolve_rows(f"{tmp_path}:{name}")).rows] for name in NAMES}
+    assert found == {"test": ["3"], "data/train": ["4", "5"], "more/train": ["6"]}
+    assert [row["prompt"] for row in read_rows(resolve_rows(f"{tmp_path}/data:train")).rows] == ["4", "5"]
+    assert [row["prompt"] for row in read_rows(tmp_path / "more").rows] == ["6"], "the only one needs no name"
+    for path, says in {
+        "": "several data sets: data/test, data/train, more/train. Name one of them: ",
+        ":train": "several data sets: data/train, more/train. Name one of them: ",
+        ":trian": "the folder has no 'trian': data/test, data/train, more/train",
+        "/README.md:train": "a file has no splits. Name ",
+    }.items():
+        with pytest.raises(SlimeError, match=re.escape(says)):
+            read_rows(resolve_rows(f"{tmp_path}{path}"))
+    with pytest.raises(SlimeError, match="there is no"):
+        resolve_rows(f"{tmp_path}/none:train")
+
+
+NAMES = ("test", "data/train", "more/train")
+
+
+def test_train_and_test_of_one_folder_are_told_apart(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        jsonl(tmp_path / f"{name}.jsonl", ROWS)
+    words = ["+model=glm4-tiny", "+cluster=local", f"data.path={tmp_path}:train"]
+    assert examine([*words, f"eval.path={tmp_path}:test"]).problems == []
+    said = str(examine([*words, f"eval.path={tmp_path}:train"]).problems)
+    assert "the run would train on its held-out prompts" in said
+
+
+def test_a_file_with_a_colon_in_its_name_is_that_file(tmp_path: Path) -> None:
+    assert row_files(resolve_rows(str(jsonl(tmp_path / "a:b.jsonl", ROWS)))) == [tmp_path / "a:b.jsonl"]
 
 
 def test_patterns_are_paths_of_rows(tmp_path: Path) -> None:

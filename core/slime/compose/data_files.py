@@ -72,7 +72,8 @@ def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
             fault = SlimeError("its rows cannot be read", where=f"{key}={path}", todo="Name another file.")
             step(READ_S, fault)
             try:
-                rows = first_rows(_place(path), FIRST_ROWS)
+                limit = getattr(value_of(cfg, key.removesuffix(".path")), "limit", None)
+                rows = first_rows(_place(path), min(limit or FIRST_ROWS, FIRST_ROWS))
                 _check_rows(cfg, key, read_as.get(key, cfg.data), rows, folder, num_rows)
             except SlimeError as problem:
                 yield key, problem

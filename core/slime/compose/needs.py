@@ -96,8 +96,8 @@ def _rows(home: str, section: DataConfig | EvalConfig | SetConfig, stated: Conta
 
 def absent_set(name: str) -> SlimeError:
     """The error of a path that reads as a data set's name on the Hugging Face hub."""
-    todo = f"A data set of the Hugging Face hub is fetched first: run '{fetch(name, name, 'dataset')}', and name its"
-    return SlimeError(f"there is no '{name}'", todo=f"{todo} file or folder.")
+    todo = f"A data set of the Hugging Face hub is 'hf://{name}', or fetched by '{fetch(name, name, 'dataset')}'."
+    return SlimeError(f"there is no '{name}'", todo=todo)
 
 
 def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:

@@ -37,7 +37,7 @@ MAX_DEVICES, MAX_LAYERS = 16_384, 10_000
 STEPS, PERIOD, TOKENS = Bound(0, 10**8), Bound(1, 10**8), Bound(1, 10**8)
 SECONDS, MIB = Bound(1, 10**7), Bound(1, 10**7)
 RATE, SHARE = Bound(0, 1, strict=True), Bound(0, 1)
-DEVICES, BATCH, SAMPLES = Bound(1, MAX_DEVICES), Bound(1, 10**6), Bound(1, 10**4)
+DEVICES, BATCH, SAMPLES, ROWS = Bound(1, MAX_DEVICES), Bound(1, 10**6), Bound(1, 10**4), Bound(1, 10**9)
 TOP_K = Bound(1, 10**7, besides=(-1, "all tokens"))
 
 

@@ -51,8 +51,8 @@ def _is_there(path: Path) -> bool:
 
 
 def resolve_rows(path: str) -> Path:
-    """As `resolve`; a pattern such as `folder/train-*.parquet`, which names nothing itself, stays one, and a plugin
-    makes the file of an address with its scheme.
+    """As `resolve`; a pattern such as `folder/train-*.parquet` and a split such as `folder:train`, which name nothing
+    themselves, stay as they are, and a plugin makes the file of an address with its scheme.
 
     Raises:
         SlimeError: there is no such file or folder, none that matches the pattern, or no such scheme.
@@ -64,11 +64,21 @@ def resolve_rows(path: str) -> Path:
             raise SlimeError(f"no plugin is installed for '{scheme}://'", where=path, todo=todo)
         return PROMPT_SETS[scheme](path)
     found = _place(path)
+    if parted(found)[1]:
+        return found
     if not glob.has_magic(path) or _is_there(found):
         return resolve(path)
     if not glob.glob(str(found), recursive=True):
         raise SlimeError(f"no file matches '{path}'", todo="Check the pattern.")
     return found
+
+
+def parted(path: Path) -> tuple[Path, str]:
+    """A path and the name behind its colon, `folder:train`; empty where the whole is a path, or its start is none."""
+    head, colon, name = str(path).rpartition(":")
+    if colon and head and name and not _is_there(path) and _is_there(Path(head)):
+        return Path(head), name
+    return path, ""
 
 
 def exists(path: str) -> bool:

@@ -27,7 +27,7 @@ from slime.config.choices import Repeated as Repeated
 from slime.config.choices import Resume as Resume
 from slime.config.choices import Role as Role
 from slime.config.cluster import ClusterConfig as ClusterConfig
-from slime.config.declare import BATCH, MAX_LAYERS, PERIOD, RATE, SAMPLES, SHARE, STEPS, TOKENS, TOP_K, Bound, key
+from slime.config.declare import BATCH, MAX_LAYERS, PERIOD, RATE, ROWS, SAMPLES, SHARE, STEPS, TOKENS, TOP_K, Bound, key
 from slime.config.rollout import EngineGroupConfig as EngineGroupConfig
 from slime.config.rollout import ProgramConfig as ProgramConfig
 from slime.config.rollout import RolloutConfig as RolloutConfig
@@ -89,6 +89,8 @@ class SftConfig:
     path: str | None = None
     """Files as of `data.path` with demonstrations (`messages`, assistant's answer last) or, for an objective of pairs,
     with a `chosen` and a `rejected` answer; empty: no supervised stage."""
+    limit: int | None = key(None, ROWS)
+    """Read this many rows of `path`, the first ones; empty: all."""
     eval_path: str | None = None
     """Rows as of `path`, on which the supervised stage measures its loss before the first step, with every checkpoint
     and after the last step: metrics `eval/loss` and the objective's others; empty: none."""
@@ -113,7 +115,9 @@ class SetConfig:
     prompt_key: str = II("data.prompt_key")
     """Column with the chat messages or a plain string."""
     label_key: str | None = II("data.label_key")
-    """Column the reward compares with; empty if rows have none."""
+    """Column the reward compares with, as `data.label_key`; empty if rows have none."""
+    limit: int | None = key(None, ROWS)
+    """Read this many rows, the first ones; empty: all."""
     system_prompt: str | None = II("data.system_prompt")
     """System message in front of each prompt; empty: none."""
     reward: str | None = None
@@ -137,12 +141,16 @@ class DataConfig:
     source: str | None = None
     """Hugging Face id of the data set; named where `path` is missing, with the command that fetches it."""
     path: str = key(MISSING, known_as="data.train_files train_dataset prompt_data")
-    """Prompt set: a jsonl or parquet file, a folder of them, or a pattern (`dir/train-*.parquet`); `pkg://package/file`:
-    inside an installed package."""
+    """Prompt set: a file of rows, a folder, one of several splits in it (`folder:train`), or a pattern
+    (`folder/train-*.parquet`); `hf://owner/name:train`: of the Hugging Face hub; `pkg://package/file`: inside an
+    installed package."""
+    limit: int | None = key(None, ROWS, known_as="data.train_max_samples max_samples max_train_samples")
+    """Read this many rows of `path`, the first ones; empty: all."""
     prompt_key: str = key("prompt", known_as="input_key")
     """Column with the chat messages (a list of {role, content}) or a plain string."""
     label_key: str | None = "label"
-    """Column the reward compares with, `a.b` for the field b of the column a; empty if rows have none."""
+    """Column the reward compares with, `a.b` for the field b of the column a; empty if rows have none.
+    `messages.-1.content`, with the column of the prompt in front: the text of its last turn, which is cut off."""
     shuffle: bool = True
     """New random order every epoch, from `run.seed`."""
     skip_long_prompts: bool = False
@@ -206,6 +214,8 @@ class EvalSetConfig(SetConfig):
 class EvalConfig:
     path: str | None = key(None, known_as="data.val_files eval_dataset eval_prompt_data")
     """Held-out prompt set, same format as `data.path`; empty means no evaluation."""
+    limit: int | None = key(None, ROWS, known_as="data.val_max_samples max_eval_samples")
+    """Read this many rows of `path`, the first ones; empty: all."""
     source: str | None = None
     """Hugging Face id of the held-out set; named where `path` is missing, with the command that fetches it."""
     interval: int = key(10, PERIOD, known_as="trainer.test_freq eval_steps eval_interval")

@@ -23,25 +23,34 @@ class DemonstrationSource:
     """Demonstrations, or pairs of answers, of one file, checked whole and tokenised, taken without end in seeded order.
 
     Args:
-        path: jsonl or parquet with a `messages` column; of pairs with `chosen` and `rejected`.
+        path: rows with a `messages` column; of pairs with `chosen` and `rejected`.
         seed: decides every epoch's order.
         max_tokens: limit of a row's sequences together, answers included.
         data: keywords of the chat template, control tokens, and the prompt's column; the rest is not read.
         pairs: each row has two answers.
+        limit: rows that are read, the first ones; None: all.
 
     Raises:
         SlimeError: from the constructor, naming the first bad row.
     """
 
     def __init__(
-        self, path: Path, tokenizer: Tokenizer, seed: int, max_tokens: int, data: DataConfig, *, pairs: bool = False
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        seed: int,
+        max_tokens: int,
+        data: DataConfig,
+        *,
+        pairs: bool = False,
+        limit: int | None = None,
     ) -> None:
         if tokenizer.eos_token_id is None:
             todo = "Name it as eos_token in tokenizer_config.json."
             what = "the tokenizer has no token that ends an answer"
             raise SlimeError(what, where=str(tokenizer.name_or_path), todo=todo)
         chat = Chat(tokenizer, data, max_tokens)
-        file = read_rows(path)
+        file = read_rows(path, limit=limit)
         rows, prompts, wholes = [], [], []
         for row in file.rows:
             found = conversations(row, data.prompt_key, pairs=pairs)

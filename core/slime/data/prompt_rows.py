@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slime.config.schema import DataConfig
-from slime.data.rows import Row, kind_of
+from slime.data.rows import Row, as_text, kind_of, unfolded
 from slime.errors import SlimeError, did_you_mean
 from slime.types import Message
 
@@ -18,10 +15,8 @@ MESSAGES_KEY = "messages"
 """Column of demonstrations."""
 ANSWERS = ("chosen", "rejected")
 """Columns of pairs of answers."""
-_LIST_OF_MESSAGES = re.compile(
-    r"""\s*\[\s*\{(?=[^{}]*["']role["']\s*:)(?=.*["']content["']\s*:)\s*["']\w+["']\s*:""", re.DOTALL
-)
-"""Not any JSON, which may be what a prompt is about: a list whose first object has a role and a content."""
+LAST_TURN = ".-1.content"
+"""Behind the column of the prompt: the label is the conversation's last turn."""
 _LABEL = "Give every row a label, or set data.label_key=null if the reward needs none."
 
 
@@ -34,7 +29,8 @@ def check_prompts(rows: Sequence[Row], data: DataConfig) -> None:
     for row in rows:
         if asked(row, data)[-1]["role"] == "assistant":
             what = f"'{data.prompt_key}' ends with the assistant's turn, which is to be generated"
-            raise SlimeError(what, where=row.where, todo="End the prompt with the turn that is to be answered.")
+            todo = f"To cut it off and compare with it, set data.label_key={data.prompt_key}{LAST_TURN}."
+            raise SlimeError(what, where=row.where, todo=todo)
     if data.label_key is not None:
         _check_labels(rows, data.label_key)
 
@@ -43,6 +39,9 @@ def asked(row: Row, data: DataConfig) -> tuple[Message, ...]:
     """The messages of a row's prompt, behind the system prompt if there is one."""
     _require(row, data.prompt_key, "data.prompt_key names the column; a set of eval.sets may have its own.")
     messages = prompt_messages(row, data.prompt_key)
+    if data.label_key == f"{data.prompt_key}{LAST_TURN}":
+        todo = "Leave the row out, or name another column."
+        messages = _with_answer(row, data.prompt_key, messages, todo)[:-1]
     if data.system_prompt is None:
         return messages
     if messages[0]["role"] == "system":
@@ -113,7 +112,7 @@ def conversations(row: Row, prompt_key: str, *, pairs: bool) -> list[tuple[Messa
 
 
 def _answered(row: Row, key: str, prompt_key: str) -> tuple[Message, ...]:
-    value = _unfolded(row[key], key, row.where)
+    value = unfolded(row[key], key, row.where)
     if isinstance(value, str):
         message = {"role": "assistant", "content": value}
         check_message(message, f"'{key}'", row.where)
@@ -132,7 +131,7 @@ def _with_answer(row: Row, key: str, messages: tuple[Message, ...], todo: str) -
 
 def prompt_messages(row: Row, key: str) -> tuple[Message, ...]:
     """The chat messages of a row; a plain string is one message of the user, unless it is messages written as text."""
-    value = _unfolded(row[key], key, row.where)
+    value = unfolded(row[key], key, row.where)
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
@@ -140,25 +139,14 @@ def prompt_messages(row: Row, key: str) -> tuple[Message, ...]:
         raise SlimeError(what, where=row.where, todo='Write it as [{"role": "user", "content": "..."}].')
     if not value:
         raise SlimeError(f"'{key}' holds no message", where=row.where, todo="Mend or delete the row.")
-    for index, message in enumerate(value):
-        check_message(message, f"'{key}' message {index + 1}", row.where)
-    return tuple(value)
-
-
-def _unfolded(value: Any, key: str, where: str) -> Any:
-    """Text that is a list of messages in JSON or Python, as tables hold them, as that list; all else as it is."""
-    if not isinstance(value, str) or not _LIST_OF_MESSAGES.match(value):
-        return value
-    text = value.strip()
-    try:
-        found, end = json.JSONDecoder().raw_decode(text)
-        return found if end == len(text) else value  # more behind it: a prompt about such a list
-    except ValueError:
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-            what = f"'{key}' is text that begins as a list of messages and is none"
-            raise SlimeError(what, where=where, todo="Write a list, or put the text in a message.") from error
+    found = []
+    for number, message in enumerate(value, start=1):
+        name = f"'{key}' message {number}"
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            message = {**message, "content": as_text(message["content"], name, row.where)}
+        check_message(message, name, row.where)
+        found.append(message)
+    return tuple(found)
 
 
 def check_message(message: Any, name: str, where: str) -> None:

@@ -30,7 +30,7 @@ MANY_REPEAT = 0.5
 
 def data_of(data: DataConfig, own: SetConfig) -> DataConfig:
     """How the rows of a named set are read."""
-    keys = {key: getattr(own, key) for key in ("path", "source", "prompt_key", "label_key", "system_prompt")}
+    keys = {key: getattr(own, key) for key in ("path", "source", "prompt_key", "label_key", "system_prompt", "limit")}
     return dataclasses.replace(data, sets={}, **keys)
 
 
@@ -112,7 +112,7 @@ class PromptSet:
         self, data: DataConfig, path: Path, tokenizer: Tokenizer, max_prompt_tokens: int, name: str = ""
     ) -> None:
         is_new = FirstTime(data)
-        file = read_rows(path, is_new if data.repeated is Repeated.once else None)
+        file = read_rows(path, is_new if data.repeated is Repeated.once else None, data.limit)
         self.num_repeated, repeated = file.num_rows - len(file.rows), 0
         if data.repeated is Repeated.keep:
             repeated = len(file.rows) - sum(map(is_new, file.rows))

@@ -1,7 +1,8 @@
-"""Rows of jsonl files and of other formats, each with the line or row number that errors and prompt ids name."""
+"""Rows of files of all formats, each with the line or row number that errors and prompt ids name."""
 
 from __future__ import annotations
 
+import ast
 import codecs
 import hashlib
 import json
@@ -16,7 +17,8 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from slime import plugins
-from slime.data.shards import FORMAT, JSONL, row_files
+from slime.data.shards import FORMAT, JSONL, TEXT, row_files, suffix_of
+from slime.data.text_files import TABLES, Take, distinct, is_list, lines, list_rows, opened
 from slime.errors import SlimeError, did_you_mean
 from slime.extras import how_to_get
 from slime.files import human_bytes
@@ -30,12 +32,9 @@ MAX_DEPTH = 100
 _PLAIN = {type(None), bool, int, float, str, bytes, date, datetime, time, timedelta, Decimal, UUID}
 """Types of what stands in a row, beside lists, tuples and dicts: a checkpoint holds these."""
 _MEND = "Mend or delete the line."
+_NUMBER = re.compile(r"-?\d+")
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 """JSON writes a character beyond 16 bits as two such escapes; one alone is no text."""
-
-
-Take = Callable[[int, int], None]
-"""Told the bytes and the number of values that come next; raises if there is no room for them."""
 
 
 class RowReader(Protocol):
@@ -63,7 +62,8 @@ class Row:
     values: Mapping[str, Any]
 
     def __getitem__(self, key: str) -> Any:
-        """The value of column `key`; `a.b` is the field b of the column a.
+        """The value of column `key`; `a.b` is the field b of the column a, `a.-1` the last of its list. Text in parts,
+        as a message may have it, is had as text.
 
         Raises:
             SlimeError: the row has no such column; the nearest one is named.
@@ -72,12 +72,17 @@ class Row:
             return self.values[key]
         found: Any = self.values
         for part in key.split("."):
+            if _NUMBER.fullmatch(part) and found is not self.values:
+                found = unfolded(found, key, self.where)
+                if isinstance(found, list) and -len(found) <= int(part) < len(found):
+                    found = found[int(part)]
+                    continue
             if not isinstance(found, Mapping) or part not in found:
                 known = found if isinstance(found, Mapping) and found is not self.values else self.values
                 todo = did_you_mean(part if known is found else key, known) if known else "Mend or delete the row."
                 raise SlimeError(f"the row has no key '{key}'", where=self.where, todo=todo)
             found = found[part]
-        return found
+        return as_text(found, f"'{key}'", self.where)
 
 
 @dataclass(frozen=True)
@@ -90,11 +95,13 @@ class RowFile:
     num_rows: int
 
 
-def read_rows(path: Path, wanted: Callable[[Row], bool] | None = None) -> RowFile:
+def read_rows(path: Path, wanted: Callable[[Row], bool] | None = None, limit: int | None = None) -> RowFile:
     """Read and parse all that `path` names: a file, a folder or a pattern (`slime.data.shards`).
 
     Args:
         wanted: asked of each row as it is read; others are not held. None: all are.
+        limit: rows that are read, the first ones; the hash is then of what is read of jsonl, and of whole files of
+            other formats. None: all.
 
     Raises:
         SlimeError: there are no such files, no rows, more than fits `MAX_BYTES`, or a row that does not parse.
@@ -103,7 +110,10 @@ def read_rows(path: Path, wanted: Callable[[Row], bool] | None = None) -> RowFil
     rows: list[Row] = []
     take, last, num_rows = _room(path), 0, 0
     for file in row_files(path):
-        for row in _rows(file, take, content_hash.update, last):
+        left = None if limit is None else limit - num_rows
+        if left == 0:
+            break
+        for row in islice(_rows(file, take, content_hash.update, last, left), left):
             last, num_rows = row.number, num_rows + 1
             if wanted is None or wanted(row):
                 rows.append(row)
@@ -119,7 +129,7 @@ def first_rows(path: Path, count: int) -> list[Row]:
         SlimeError: as `read_rows`, of these rows.
     """
     first, *others = row_files(path)
-    if first.suffix != JSONL and first.suffix not in plugins.load().registries[FORMAT]:
+    if suffix_of(first) not in TEXT and first.suffix not in plugins.load().registries[FORMAT]:
         return []
     rows = list(islice(_rows(first, _room(path), None, 0, count), count))
     if not rows and not others:
@@ -150,7 +160,8 @@ def _rows(
 ) -> Iterator[Row]:
     """The rows of one file; `before`: the number of the last row of the files before it. `update_hash` gets all bytes
     of the file; None in a plan."""
-    if file.suffix == JSONL:
+    suffix = suffix_of(file)
+    if suffix == JSONL or (suffix == ".json" and not is_list(file)):
         yield from _jsonl_rows(file, take, update_hash, before)
         return
     if update_hash is not None:
@@ -186,6 +197,9 @@ def _fault(value: Any, depth: int = MAX_DEPTH) -> str | None:
 
 
 def _reader(file: Path) -> RowReader:
+    own: dict[str, RowReader] = {".json": list_rows, **TABLES}
+    if (suffix := suffix_of(file)) in own:
+        return own[suffix]
     formats = plugins.load().registries[FORMAT]
     if file.suffix not in formats:
         todo = how_to_get(f"{FORMAT}/{file.suffix}")
@@ -195,13 +209,10 @@ def _reader(file: Path) -> RowReader:
 
 
 def _jsonl_rows(file: Path, take: Take, update_hash: Callable[[bytes], None] | None, before: int) -> Iterator[Row]:
-    with file.open("rb") as lines:
-        number = 0
-        while line := lines.readline(MAX_BYTES):
-            number += 1
+    with opened(file) as content:
+        for number, line in enumerate(lines(content, take), start=1):
             if update_hash is not None:
                 update_hash(line)
-            take(len(line), sum(map(line.count, (b"[", b"{", b","))))
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)  # as editors on Windows write it
             if line.strip():
@@ -210,7 +221,7 @@ def _jsonl_rows(file: Path, take: Take, update_hash: Callable[[bytes], None] | N
 
 def _json_object(line: bytes, where: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(line.decode(), object_pairs_hook=_distinct)
+        value = json.loads(line.decode(), object_pairs_hook=distinct)
         if _HALF_A_PAIR.search(line):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -234,15 +245,6 @@ def _json_object(line: bytes, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; of a key that stands in it twice, either value may be the one that was meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' stands in an object twice")
-    return found
-
-
 def _is_within(value: Any, depth: int) -> bool:
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth > 0 and all(_is_within(child, depth - 1) for child in children)
@@ -252,3 +254,44 @@ def kind_of(value: object) -> str:
     """How a JSON value is called in an error message."""
     names = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+_LIST_OF_MESSAGES = re.compile(
+    r"""\s*\[\s*\{(?=[^{}]*["']role["']\s*:)(?=.*["']content["']\s*:)\s*["']\w+["']\s*:""", re.DOTALL
+)
+"""Not any JSON, which may be what a prompt is about: a list whose first object has a role and a content."""
+
+
+def unfolded(value: Any, key: str, where: str) -> Any:
+    """Text that is a list of messages in JSON or Python, as tables hold them, as that list; all else as it is."""
+    if not isinstance(value, str) or not _LIST_OF_MESSAGES.match(value):
+        return value
+    text = value.strip()
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+        return found if end == len(text) else value  # more behind it: a prompt about such a list
+    except ValueError:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            what = f"'{key}' is text that begins as a list of messages and is none"
+            raise SlimeError(what, where=where, todo="Write a list, or put the text in a message.") from error
+
+
+def as_text(value: Any, name: str, where: str) -> Any:
+    """Text that stands in parts, `[{"type": "text", "text": ...}]`, as one text, as chat templates write it; all else
+    as it is.
+
+    Args:
+        name: of the value, for the error.
+
+    Raises:
+        SlimeError: a part is an image or another thing that is no text.
+    """
+    if not (isinstance(value, list) and value and all(isinstance(part, dict) and "type" in part for part in value)):
+        return value
+    for number, part in enumerate(value, start=1):
+        if part["type"] != "text" or not isinstance(part.get("text"), str):
+            what = f"{name} has a part {number} of the type '{part['type']}' that is no text"
+            raise SlimeError(what, where=where, todo="Models are given text alone: leave the row out, or that part.")
+    return "".join(part["text"] for part in value)

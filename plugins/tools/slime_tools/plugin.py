@@ -1,8 +1,10 @@
-"""The plugin: verbs around a run, parts of plans, the estimate of memory, rows in parquet files, and the live page."""
+"""The plugin: verbs around a run, parts of plans, the estimate of memory, rows in parquet and Arrow files and of the
+hub, and the live page."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.contracts import VerbFactory
@@ -34,6 +36,7 @@ VERBS = {
     "report": ("watch.report", "the same page, frozen into one file"),
     "samples": ("watch.samples", "what the model answered, step by step"),
     "trace": ("trace.command", "what each process did when, as a trace that Perfetto opens"),
+    "push": ("hub.push", "put a run's model on the Hugging Face hub"),
     "runs": ("watch.runs", "the runs of a folder: state, step, result"),
 }
 """Module and help of each verb."""
@@ -61,7 +64,12 @@ def slime_advisers() -> Mapping[str, Callable[..., Sequence[SlimeError]]]:
 
 @hookimpl
 def slime_row_formats() -> Mapping[str, Callable[[], RowReader]]:
-    return {".parquet": _parquet}
+    return {".parquet": _parquet, ".arrow": _arrow}
+
+
+@hookimpl
+def slime_prompt_sets() -> Mapping[str, Callable[[str], Path]]:
+    return {"hf": _of_the_hub}
 
 
 @hookimpl
@@ -114,6 +122,18 @@ def _parquet() -> RowReader:
     from slime_tools.parquet.rows import parquet_rows
 
     return parquet_rows
+
+
+def _arrow() -> RowReader:
+    from slime_tools.parquet.arrow import arrow_rows
+
+    return arrow_rows
+
+
+def _of_the_hub(address: str) -> Path:
+    from slime_tools.hub.rows import rows_of
+
+    return rows_of(address)
 
 
 def _hosts(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:

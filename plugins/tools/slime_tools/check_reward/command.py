@@ -107,7 +107,7 @@ def prompts_of(path: str, data: DataConfig, count: int) -> list[Prompt]:
         SlimeError: there is no such file, a row is damaged, or has no such column.
     """
     from slime.config.paths import resolve_rows
-    from slime.data.prompt_rows import check_prompts, prompt_messages
+    from slime.data.prompt_rows import asked, check_prompts
     from slime.data.rows import first_rows
     from slime.types import Prompt
 
@@ -121,7 +121,7 @@ def prompts_of(path: str, data: DataConfig, count: int) -> list[Prompt]:
     return [
         Prompt(
             f"0/{row.number}",
-            prompt_messages(row, data.prompt_key),
+            asked(row, data),
             (),
             row[data.label_key],
             {name: value for name, value in row.values.items() if name not in own},

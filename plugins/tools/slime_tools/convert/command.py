@@ -14,6 +14,7 @@ from slime import files
 from slime.arguments import ArgumentParser
 from slime.checkpoints import Checkpoint, CheckpointStore
 from slime.config.hf import read_hf_config
+from slime.config.keys import default_config
 from slime.config.paths import SCHEME, resolve
 from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
@@ -238,7 +239,7 @@ def _read_config(file: Path) -> SlimeConfig:
 
     saved = read_config(file)
     try:
-        cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SlimeConfig), saved))
+        cfg = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(default_config()), saved))
     except OmegaConfBaseException as error:
         what = f"this is not the config of a run of this slime ({str(error).splitlines()[0]})"
         raise SlimeError(

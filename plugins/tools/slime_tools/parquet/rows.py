@@ -14,9 +14,9 @@ from pyarrow import types
 
 from slime.errors import SlimeError
 
-_OF_A_ROW = 4
+OF_A_ROW = 4
 """Values that a row itself is worth."""
-_AT_ONCE = 1000
+AT_ONCE = 1000
 """Rows that are made at once: as Python values they take many times what the row group does."""
 
 
@@ -36,14 +36,14 @@ def parquet_rows(path: Path, take: Callable[[int, int], None], most: int | None 
         stored = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
         values = num_values(path)
         if most is None:
-            take(sum(stored), sum(values) + about.num_rows * _OF_A_ROW)
+            take(sum(stored), sum(values) + about.num_rows * OF_A_ROW)
         num_read = 0
         for number, counted in enumerate(stored):
             if most is not None:  # the first row may hold all of them
                 take(0, values[number])
             rows = file.read_row_group(number) if most is None else _first(file, number, most)
-            take(max(0, sum(map(_unfolded, rows.columns)) - counted), 0)
-            for batch in rows.to_batches(_AT_ONCE):  # whoever drops rows never holds a row group of them
+            take(max(0, sum(map(unfolded, rows.columns)) - counted), 0)
+            for batch in rows.to_batches(AT_ONCE):  # whoever drops rows never holds a row group of them
                 yield from as_python(batch, path, num_read)
                 num_read += batch.num_rows
             if most is not None and (most := most - rows.num_rows) <= 0:
@@ -67,17 +67,17 @@ def _until(batches: Iterator[Any], most: int) -> Iterator[Any]:
             return
 
 
-def _unfolded(values: Any) -> int:
+def unfolded(values: Any) -> int:
     """Bytes of all values; a repeated text counts each time."""
     if isinstance(values, pyarrow.ChunkedArray):
-        return sum(map(_unfolded, values.chunks))
+        return sum(map(unfolded, values.chunks))
     kind = values.type
     if types.is_struct(kind):
-        return sum(map(_unfolded, values.flatten()))
+        return sum(map(unfolded, values.flatten()))
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _unfolded(values.flatten())
+        return unfolded(values.flatten())
     if types.is_map(kind):
-        return _unfolded(values.keys) + _unfolded(values.items)
+        return unfolded(values.keys) + unfolded(values.items)
     if types.is_dictionary(kind) and (types.is_string(kind.value_type) or types.is_binary(kind.value_type)):
         lengths = pyarrow.compute.binary_length(values.dictionary).cast(pyarrow.int64())
         return pyarrow.compute.sum(lengths.take(values.indices)).as_py() or 0

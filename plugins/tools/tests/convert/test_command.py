@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from slime import plugins
 from slime.checkpoints import CheckpointStore
+from slime.compose.compose import examine
 from slime.config.paths import resolve
 from slime.config.schema import Init, LossMean, SlimeConfig
 from slime.digest import FileFacts
@@ -88,7 +89,8 @@ def test_folder_that_is_no_run(tmp_path: Path) -> None:
 
 
 def test_step_that_was_not_kept(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(run_config())))
+    cfg = examine(["+model=glm4-tiny", "+cluster=local"]).cfg  # with the keys that plugins add
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)))
     (tmp_path / "checkpoints/step-000010").mkdir(parents=True)
     with pytest.raises(SlimeError, match=r"no checkpoint of step 7.*the steps: 10\."):
         command.from_dist(tmp_path, tmp_path / "hf", step=7)

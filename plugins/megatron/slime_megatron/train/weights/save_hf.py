@@ -64,6 +64,8 @@ def save_hf(
             writer.add(name, tensor)
         writer.finish()
         copy_companions(source_folder, aside)
+        if (card := destination / "README.md").is_file():  # which somebody may have edited
+            shutil.copyfile(card, aside / card.name)
         config = hf or json.loads((source_folder / "config.json").read_text(encoding="utf-8"))
         write_json(aside / "config.json", exported_config(config, writer.dtype))
         for weights in aside.glob("*.safetensors"):
