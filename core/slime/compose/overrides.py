@@ -5,6 +5,7 @@ Hydra lets `+key=` past the schema; here `+` never adds a key that nobody declar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +22,17 @@ from slime.extras import how_to_get
 
 TYPED = ("rollout.engines", "data.sets", "eval.sets")
 """Dictionaries of sections, whose names are the user's."""
-FUNCTION = "reward.path"
-"""Short for `reward=function reward.options.path=...`."""
-PROGRAMS = {"rollout.program.path": "function", "rollout.program.command": "endpoint"}
-"""Short for `rollout.program.options.path=...` and so on -> the program that is meant where none is named."""
-SHORT = (FUNCTION, *PROGRAMS)
+GROUPS = {f"{group}.path": "function" for group in ("reward", "filter", "buffer", "algo")} | {"reward.parts": "sum"}
+"""Short for `reward=function reward.options.path=...` and so on -> the option of the group that is meant."""
+NAMED = {
+    "rollout.program.path": ("rollout.program.name", "function"),
+    "rollout.program.command": ("rollout.program.name", "endpoint"),
+    "algo.advantage_path": ("algo.advantage", "function"),
+}
+"""Short for `rollout.program.options.path=...` and so on -> what is meant where the key says nothing else."""
+TRACKER = "observe.trackers.path"
+"""Short for `observe.trackers.function.path=...`."""
+SHORT = (*GROUPS, *NAMED, TRACKER)
 MAX_NUMBER = 10**100
 REMOVED = object()
 
@@ -56,35 +63,54 @@ def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
     for item in argv:
         override = _parse(item)
         typed[override.key_or_group] = None if override.is_delete() else override.value()
-        if override.key_or_group in SHORT and not override.is_delete():
-            section, _, option = override.key_or_group.rpartition(".")
-            line.values.append((f"{section}.options.{option}", override.value()))
+        if (key := _written_out(override.key_or_group)) and not override.is_delete():
+            line.values.append((key, override.value()))
         elif override.key_or_group in groups and not isinstance(override.value(), dict):
             _add_choice(line, override, groups)
         else:
             line.values.append(_assignment(override, item))
-    if FUNCTION in typed:
-        _choose_function(line, groups)
-    if "rollout.program.name" not in typed:
-        line.values += [("rollout.program.name", name) for key, name in PROGRAMS.items() if key in typed]
+    for short, option in GROUPS.items():
+        if any(f"{key}.".startswith(f"{short}.") for key in typed):
+            _choose_by(short, option, line, groups)
+    line.values += [chosen for key, chosen in NAMED.items() if key in typed and chosen[0] not in typed]
     return line
 
 
-def _choose_function(line: CommandLine, groups: Groups) -> None:
-    """A function of the user's is a reward by its path: `reward=function` need not be typed."""
-    chosen = line.choices.get("reward", "function")
-    if chosen != "function":
-        todo = f"Leave out reward={chosen}, or {FUNCTION}."
-        raise SlimeError(f"reward={chosen} takes no function", where=FUNCTION, todo=todo)
-    if chosen not in groups.names("reward"):
-        raise SlimeError("a function as the reward needs a plugin", where=FUNCTION, todo=how_to_get(FUNCTION))
-    if "reward" not in line.choices:
-        choose(line, "reward", chosen, groups)
+def _written_out(key: str) -> str:
+    """The key that one of `SHORT` stands for; empty: it is none of them."""
+    short = next(
+        (each for each in SHORT if key == each or (each == "reward.parts" and key.startswith(f"{each}."))), None
+    )
+    if short is None:
+        return ""
+    if short == TRACKER:
+        return "observe.trackers.function.path"
+    section, _, option = short.rpartition(".")
+    home = f"{section}.options.{option}" if option != "advantage_path" else f"{section}.advantage_options.path"
+    return f"{home}{key.removeprefix(short)}"
+
+
+def _choose_by(short: str, option: str, line: CommandLine, groups: Groups) -> None:
+    """A key of `GROUPS` chooses, too: `reward=function` need not be typed."""
+    group, _, last = short.partition(".")
+    chosen = line.choices.get(group, option)
+    if chosen != option:
+        takes = "function" if last == "path" else "parts"
+        todo = f"Leave out {group}={chosen}, or {short}."
+        if group == "filter":
+            todo += " Both, one after the other, are filter.then.function.path=..."
+        raise SlimeError(f"{group}={chosen} takes no {takes}", where=short, todo=todo)
+    if chosen not in groups.names(group):
+        raise SlimeError("this reward needs a plugin", where=short, todo=how_to_get(short))
+    if group not in line.choices:
+        choose(line, group, chosen, groups)
 
 
 def _parse(item: str) -> Override:
     if "=" not in item and not item.startswith("~"):
         raise SlimeError(f"'{item}' is not key=value", todo="Write for instance run.seed=1; 'slime --help' shows how.")
+    # The path of a function as a key in braces, which Hydra takes for two keys.
+    item = re.sub(r"(\.py):(?=\w+\s*:)", r"\1\\:", item)
     try:
         override = OverridesParser.create().parse_override(item)
     except HydraException as error:

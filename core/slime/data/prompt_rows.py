@@ -145,6 +145,11 @@ def prompt_messages(row: Row, key: str) -> tuple[Message, ...]:
     return tuple(value)
 
 
+def is_text(row: Row, key: str) -> bool:
+    """Whether a row's prompt is a text, and no messages, written as text neither."""
+    return isinstance(_unfolded(row[key], key, row.where), str)
+
+
 def _unfolded(value: Any, key: str, where: str) -> Any:
     """Text that is a list of messages in JSON or Python, as tables hold them, as that list; all else as it is."""
     if not isinstance(value, str) or not _LIST_OF_MESSAGES.match(value):
