@@ -84,5 +84,5 @@ def test_what_is_no_loss_is_told(file: Path) -> None:
     with pytest.raises(SlimeError, match=r"algo.path: .*my.py:breaks raised RuntimeError: .* \(my.py:27\)"):
         own_objective(path=f"{file}:breaks").loss(scores, inputs())
     file.write_text("def loss(logprobs, advantage):\n    return logprobs\n")
-    with pytest.raises(SlimeError, match="takes 'advantage', which nobody gives it.*Did you mean 'advantages'"):
+    with pytest.raises(SlimeError, match=r"takes 'advantage', which nobody gives it.*Did you mean 'advantages'"):
         own_objective(path=f"{file}:loss")

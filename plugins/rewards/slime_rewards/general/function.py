@@ -122,6 +122,14 @@ class FunctionReward(PathOptions):
         elif not node.bases:
             _require_method({*members(node)}, path, key)
 
+    @classmethod
+    def known_as(cls, options: Mapping[str, Any]) -> str:
+        """The other program that the function was written for, and what its parameters get; empty: it has slime's
+        form."""
+        node = examine(options["path"], None, KEY)
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        return reading(parameters_in(node), options["path"], options["arguments"]).known_as if is_function else ""
+
     def score(self, sample: Sample) -> Verdict:
         return self._verdict(self._answer(sample, sample))
 
@@ -157,13 +165,6 @@ class FunctionReward(PathOptions):
         if isinstance(answer, Mapping):
             return Verdict.error(f"{what}; of an object the key 'score' is the value")
         return Verdict.error(what)
-
-
-def form_of(path: str, arguments: Mapping[str, Any]) -> str:
-    """The other program that a function was written for, and what its parameters get; empty: it has slime's form."""
-    node = examine(path, None, KEY)
-    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    return reading(parameters_in(node), path, arguments).known_as if is_function else ""
 
 
 def reading(found: Parameters, path: str, arguments: Mapping[str, Any], key: str = KEY) -> Reading:

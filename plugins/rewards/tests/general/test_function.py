@@ -10,7 +10,7 @@ import pytest
 from slime.compose.compose import compose, examine
 from slime.errors import SlimeError
 from slime.types import Prompt, Sample, Verdict
-from slime_rewards.general.function import FunctionReward, form_of
+from slime_rewards.general.function import FunctionReward
 from slime_testing.plugins import GroupCase, RewardCase, check_reward, sample
 
 RUN = ["+model=glm4-tiny", "+cluster=local"]
@@ -186,7 +186,9 @@ def test_functions_for_verl_are_rewards(theirs: Path) -> None:
     check_reward("function", cases, {"path": f"{theirs}:compute_score"})
     given = {"path": f"{theirs}:with_words", "arguments": {"wrong": -1.0}}
     check_reward("function", [RewardCase("5", "5", 1.0, row), RewardCase("5", "5", -1.0)], given)
-    assert form_of(f"{theirs}:compute_score", {}).startswith("verl: solution_str is the response, ground_truth is the")
+    assert FunctionReward.known_as({"path": f"{theirs}:compute_score", "arguments": {}}).startswith(
+        "verl: solution_str is the response, ground_truth is the"
+    )
 
 
 def test_functions_for_trl_judge_groups_and_get_columns(theirs: Path) -> None:
@@ -200,7 +202,10 @@ def test_functions_for_trl_judge_groups_and_get_columns(theirs: Path) -> None:
     said = f"{theirs}:columns takes 'lvel', and row 0/0 has no such column. Did you mean 'level'?"
     wrong = [GroupCase(["5"], "5", [Verdict.error(said)], {"level": 2})]
     check_reward("function", wrong, {"path": f"{theirs}:columns"})
-    assert form_of(f"{theirs}:texts", {}) == "TRL: completions and prompts of a group, and columns"
+    assert (
+        FunctionReward.known_as({"path": f"{theirs}:texts", "arguments": {}})
+        == "TRL: completions and prompts of a group, and columns"
+    )
 
 
 def test_functions_for_thudm_slime_and_classes_are_rewards(theirs: Path) -> None:
@@ -210,8 +215,11 @@ def test_functions_for_thudm_slime_and_classes_are_rewards(theirs: Path) -> None
     )
     check_reward("function", [GroupCase(["a", "b"], None, [0.0, 1.0])], {"path": f"{theirs}:group_func"})
     check_reward("function", [RewardCase("5", "5", 0.5)], {"path": f"{theirs}:Graded", "arguments": {"paid": 0.5}})
-    assert form_of(f"{theirs}:reward_func", {"paid": 0.5}) == "THUDM/slime: args are reward.options.arguments"
-    assert form_of(f"{theirs}:Graded", {}) == ""
+    assert (
+        FunctionReward.known_as({"path": f"{theirs}:reward_func", "arguments": {"paid": 0.5}})
+        == "THUDM/slime: args are reward.options.arguments"
+    )
+    assert FunctionReward.known_as({"path": f"{theirs}:Graded", "arguments": {}}) == ""
 
 
 @pytest.mark.parametrize(

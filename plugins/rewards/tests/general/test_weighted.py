@@ -39,13 +39,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_sum_is_weighted_and_each_part_is_told(file: Path) -> None:
-    """f1 of "a b" and "a" by hand: precision 1/2, recall 1, so 2/3."""
+    """f1 of "red blue" and "red" by hand: precision 1/2, recall 1, so 2/3."""
     parts = {"f1": 3.0, "my.py:short": -0.5}
-    expected = Verdict.of(3 * 2 / 3 - 0.5 * 0.7, f1=2 / 3, f1_exact=0.0, short=0.7)
-    check_reward("sum", [RewardCase("a b", "a", expected)], {"parts": parts})
+    expected = Verdict.of(3 * 2 / 3 - 0.5 * 0.2, f1=2 / 3, f1_exact=0.0, short=0.2)
+    check_reward("sum", [RewardCase("red blue", "red", expected)], {"parts": parts})
     long = {"words": {"name": "f1"}, "brief": {"path": "my.py:short", "arguments": {"most": 4}, "weight": 0.5}}
-    expected = Verdict.of(1 + 0.5 * 0.75, words=1.0, words_exact=1.0, brief=0.75)
-    check_reward("sum", [RewardCase("a", "a", expected)], {"parts": long})
+    expected = Verdict.of(1 + 0.5 * 0.25, words=1.0, words_exact=1.0, brief=0.25)
+    check_reward("sum", [RewardCase("red", "red", expected)], {"parts": long})
 
 
 def test_a_part_may_judge_groups(file: Path) -> None:
@@ -80,7 +80,7 @@ def test_parts_are_typed_in_each_form(file: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["reward.parts.f2=1"], "reward.parts.f2: no reward named 'f2' is installed. Did you mean 'f1'?"),
+        (["reward.parts.mth=1"], "reward.parts.mth: no reward named 'mth' is installed. Did you mean 'math'?"),
         (["reward.parts.f1=much"], "reward.parts.f1: must be a weight, which is a number, got 'much'. Write"),
         (["reward.parts.f1=true"], "must be a weight, which is a number, got True"),
         (["reward.parts.f1.weigth=2"], "reward.parts.f1.weigth: a part has no such key. Did you mean 'weight'?"),
@@ -90,7 +90,7 @@ def test_parts_are_typed_in_each_form(file: Path) -> None:
             "reward.parts.math.options.answr: reward 'math' has no such option",
         ),
         (["reward.parts.x.path=my.py:short", "reward.parts.x.arguments.mst=1"], "takes no 'mst'. Did you mean 'most'?"),
-        (["reward.parts=f1"], "reward.parts: there are no parts, but 'f1'. Set for instance reward.parts.math=1"),
+        (["reward.parts=f1"], "reward.options.parts: Cannot assign str to Dict[str, Any]. It takes dictionary."),
         (["reward=math", "reward.parts.f1=1"], "reward=math takes no parts. Leave out reward=math, or reward.parts."),
         (["reward.part.f1=1"], "there is no key 'reward.part.f1'"),
     ],
