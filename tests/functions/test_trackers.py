@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from slime.compose.compose import compose
 from slime.errors import SlimeError
 from slime.functions.trackers import own_tracker
 from slime.types import TrackedRun
@@ -53,6 +55,18 @@ def test_a_function_gets_the_metrics_of_each_step(file: Path, tmp_path: Path) ->
     check_tracker("function", tmp_path, {"path": f"{file}:plain"})
     check_tracker("function", tmp_path, {"path": f"{file}:Kept", "arguments": {"name": "kept.txt"}})
     assert (tmp_path / "kept.txt").read_text() == "2"
+
+
+def test_the_page_s_function_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/trackers.md").read_text()
+    [(name, code)] = re.findall(r"^`(my_tracker.py)`\n\n```python\n(.*?)^```", page, re.M | re.S)
+    [line] = re.findall(r"^    slime (\+model.*my_tracker.*)$", page, re.M)
+    (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    cfg = compose(line.split())
+    assert cfg.observe.trackers["function"]["path"] == "my_tracker.py:show"
+    with pytest.raises(SlimeError, match=r"^observe.trackers.function.path: there is no function 'shw' in .*'show'"):
+        compose(line.replace(":show", ":shw").split())
 
 
 def test_what_it_raises_is_told_with_its_line(file: Path, tmp_path: Path) -> None:

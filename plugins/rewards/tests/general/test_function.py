@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -95,9 +96,9 @@ def test_the_page_s_functions_are_rewards(tmp_path: Path, monkeypatch: pytest.Mo
     group = GroupCase(["it is 5", "5", "6"], "5", [1 / 7, 1.0, 0.0])
     check_reward("function", [group, GroupCase(["6"], "5", [0.0])], {"path": "my_file.py:score_group"})
     lines = re.findall(r"^    slime (\+model.*my_file.*)$", PAGE.read_text(), re.M)
-    assert len(lines) == len(blocks) == 2
+    assert (len(lines), len(blocks)) == (3, 2)
     for line in lines:
-        assert examine(line.split()).problems == []
+        assert examine(shlex.split(line)).problems == []
 
 
 @pytest.mark.parametrize("fault", ["import no_such_library", "raise SystemExit('no_such_library')"])
