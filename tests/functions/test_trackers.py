@@ -74,5 +74,8 @@ def test_what_it_raises_is_told_with_its_line(file: Path, tmp_path: Path) -> Non
     tracker.start(TrackedRun("run", tmp_path, {}))
     with pytest.raises(SlimeError, match=r"observe.trackers.path: .*my.py:breaks raised KeyError: 'loss' \(my.py:24\)"):
         tracker.log("rl", 1, 0.0, {})
+    made = own_tracker(path=f"{file}:Kept", arguments={"name": "kept.txt"})
+    with pytest.raises(SlimeError, match=r"my.py:Kept raised AttributeError: .*'folder' \(my.py:19\)"):
+        made.log("rl", 1, 0.0, {})
     with pytest.raises(SlimeError, match=r"my.py:Kept raised TypeError: .*'name' \("):
         own_tracker(path=f"{file}:Kept")

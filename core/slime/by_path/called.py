@@ -145,6 +145,15 @@ class Own:
         with self.told():
             return self._function(**{name: given[of] for name, of in self._names.items()}, **self._keywords)
 
+    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A method of the object, of which what it raises is told as of a function."""
+
+        def called(*given: Any) -> Any:
+            with self.told():
+                return method(*given)
+
+        return called
+
     def returned(self, answer: Any, wanted: str) -> SlimeError:
         """The error of a function that returned something else."""
         return SlimeError(f"{self.path} returned {answer!r:.80}, not {wanted}", where=self.key, todo="Correct it.")

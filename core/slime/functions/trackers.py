@@ -21,7 +21,12 @@ class TrackerOptions(PathOptions):
 
 def own_tracker(**options: Any) -> Tracker:
     own = Own(TrackerOptions(**options), "observe.trackers.path")
-    made: Tracker = own.made or FunctionTracker(own)
+    if own.made is None:
+        return FunctionTracker(own)
+    for name in (*TrackerOptions.form.methods, "log_samples"):
+        if hasattr(own.made, name):
+            setattr(own.made, name, own.watched(getattr(own.made, name)))
+    made: Tracker = own.made
     return made
 
 
