@@ -252,8 +252,8 @@ class RewardConfig:
 @dataclass
 class FilterConfig:
     name: str = "none"
-    """Installed filter (`slime plugins`), or `filter.path=FILE.py:FUNCTION`; none keeps every group that has at least two
-    values, or its only one where `rollout.samples_per_prompt` is 1. A group of equal rewards
+    """Installed filter (`slime plugins`), or `filter.path=FILE.py:FUNCTION`; none keeps every group that has at least
+    two values, or its only one where `rollout.samples_per_prompt` is 1. A group of equal rewards
     teaches nothing and yet counts in `algo.loss_mean`: `rollout/zero_variance_share` tells how many there are."""
     options: dict[str, Any] = field(default_factory=dict)
     """The filter's own keys, typed by the schema its plugin registers."""

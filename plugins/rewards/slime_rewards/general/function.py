@@ -127,8 +127,9 @@ class FunctionReward(PathOptions):
         """The other program that the function was written for, and what its parameters get; empty: it has slime's
         form."""
         node = examine(options["path"], None, KEY)
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        return reading(parameters_in(node), options["path"], options["arguments"]).known_as if is_function else ""
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return ""
+        return reading(parameters_in(node), options["path"], options["arguments"]).known_as
 
     def score(self, sample: Sample) -> Verdict:
         return self._verdict(self._answer(sample, sample))
