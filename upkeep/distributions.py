@@ -24,7 +24,7 @@ from slime.plugins import Plugin, load
 ROOT = Path(__file__).resolve().parents[1]
 NO_CHOICE = ("recipe",)
 """Groups of which nobody types an option without a model that has it."""
-TYPED = {"slime-rewards": ("reward.path",)}
+TYPED = {"slime-rewards": ("reward.parts", "reward.path")}
 """Keys that a command line understands only where a distribution is there, and no schema says so."""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from slime.algo.advantages import GroupMean
@@ -14,7 +16,7 @@ from slime.hookspecs import hookimpl
 from slime.types import Decision, Group, Task
 
 if TYPE_CHECKING:
-    from slime.contracts import BufferPolicy, Program, Responder, SampleFilter
+    from slime.contracts import BufferPolicy, Program, Responder, SampleFilter, Tracker
     from slime.estimator import Estimator
     from slime.objective import Objective
     from slime.topology.transport_protocol import Transport
@@ -51,7 +53,7 @@ def slime_programs() -> Mapping[str, Callable[..., Program]]:
 
 @hookimpl
 def slime_filters() -> Mapping[str, Callable[..., SampleFilter]]:
-    return {"none": KeepAll}
+    return {"none": KeepAll, "function": partial(_own, "filter")}
 
 
 @hookimpl
@@ -61,17 +63,22 @@ def slime_buffers() -> Mapping[str, Callable[..., BufferPolicy]]:
 
         return FifoBuffer(**options)
 
-    return {"fifo": fifo}
+    return {"fifo": fifo, "function": partial(_own, "buffer")}
 
 
 @hookimpl
 def slime_objectives() -> Mapping[str, Callable[..., Objective]]:
-    return {"grpo": Grpo, "sft": Sft}
+    return {"grpo": Grpo, "sft": Sft, "function": partial(_own, "objective")}
 
 
 @hookimpl
 def slime_estimators() -> Mapping[str, Callable[..., Estimator]]:
-    return {"grpo": GroupMean}
+    return {"grpo": GroupMean, "function": partial(_own, "estimator")}
+
+
+@hookimpl
+def slime_trackers() -> Mapping[str, Callable[..., Tracker]]:
+    return {"function": partial(_own, "tracker")}
 
 
 @hookimpl
@@ -96,9 +103,22 @@ def slime_transports() -> Mapping[str, Callable[[], Transport]]:
 
 @hookimpl
 def slime_config_schemas() -> Mapping[str, type]:
-    return {"buffer/fifo": FifoOptions}
+    from slime.functions.buffers import BufferOptions
+    from slime.functions.estimators import EstimatorOptions
+    from slime.functions.filters import FilterOptions
+    from slime.functions.objectives import ObjectiveOptions
+    from slime.functions.trackers import TrackerOptions
+
+    own = {"filter": FilterOptions, "buffer": BufferOptions, "algo": ObjectiveOptions, "estimator": EstimatorOptions}
+    own["tracker"] = TrackerOptions
+    return {"buffer/fifo": FifoOptions, **{f"{kind}/function": schema for kind, schema in own.items()}}
 
 
 @hookimpl
 def slime_config_paths() -> Sequence[str]:
     return ("pkg://slime.conf",)
+
+
+def _own(kind: str, /, **options: Any) -> Any:
+    """What a function or a class of the user's own is."""
+    return resolve_name(f"slime.functions.{kind}s:own_{kind}")(**options)

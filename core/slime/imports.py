@@ -88,10 +88,11 @@ def absent(name: str) -> Iterator[None]:
         del sys.modules[name]
 
 
-def import_file(file: Path, name: str) -> ModuleType:
+def import_file(file: Path, name: str, *, in_folder: bool = False) -> ModuleType:
     """The module of a Python file, run again at every call. It is in `sys.modules` under `name`, unlike that of any
-    installed module, so that its objects can be pickled."""
-    spec = importlib.util.spec_from_file_location(name, file)
+    installed module, so that its objects can be pickled. With `in_folder` its relative imports find files beside it."""
+    places = [str(file.parent)] if in_folder else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=places)
     assert spec is not None and spec.loader is not None, f"{file} is not a Python file"  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -50,6 +50,7 @@ class Prompt:
     label: Any = None  # what the reward compares with, as it stood in the row
     metadata: Mapping[str, Any] = field(default_factory=dict)  # every other column of the row
     set: str = ""  # name of its set; empty: the first one; `eval/<name>`: a named held-out set
+    is_text: bool = False  # the row had a text, which is the message
 
 
 class Status(enum.StrEnum):

@@ -20,5 +20,5 @@ def test_without_plugins_it_says_what_to_install(bare: Groups) -> None:
 
 
 def test_choices_are_written_as_the_user_writes_them(bare: Groups) -> None:
-    assert bare.choose("buffer") == "Choose one: buffer=fifo."
+    assert bare.choose("buffer") == "Choose one: buffer=fifo, buffer=function."
     assert bare.choose("cluster", "+").startswith("Choose one: +cluster=h100x1, +cluster=h100x8, ")

@@ -87,6 +87,16 @@ def test_the_filter_and_buffer_guide_works_as_written(site: Site, capsys: pytest
     tests["test_buffer"]()
 
 
+@pytest.mark.parametrize("guide", [CHOOSY, OBJECTIVE], ids=["filter and buffer", "objective"])
+def test_files_of_the_guides_are_planned(
+    guide: Guide, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    [words] = map(shlex.split, guide.indented)
+    assert command.main(words) == 0, capsys.readouterr().err
+
+
 @pytest.mark.slow  # trains in seven ways
 def test_the_objective_guide_works_as_written(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     code = OBJECTIVE.files["slime_bounded/__init__.py"].splitlines()

@@ -242,6 +242,8 @@ def _made(item: Contribution, contract: Any, shared: Mapping[str, Any], options:
 
     try:
         made = item.factory(**shared, **options)
+    except SlimeError:
+        raise
     except Exception as error:
         raise fault(f"its factory raised {type(error).__name__}: {error}") from error
     if not isinstance(made, contract):

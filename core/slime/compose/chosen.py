@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slime.compose.options import check_options, defaults_of
+from slime.compose.options import check_options, completed, defaults_of, own_problems
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.plugins import Plugins
@@ -54,9 +54,7 @@ def complete(choices: Iterable[Choice], plugins: Plugins) -> None:
     for choice in choices:
         if isinstance(choice.options, dict):
             schema = plugins.schemas.get(f"{choice.kind}/{choice.name}")
-            options = defaults_of(schema) | choice.options
-            if completed := getattr(schema, "complete", None):
-                options = completed(options)
+            options = completed(schema, defaults_of(schema) | choice.options)
             choice.options.clear()
             choice.options.update(options)
 
@@ -71,7 +69,8 @@ def choice_problems(choices: Iterable[Choice], plugins: Plugins) -> Iterator[Sli
             continue
         if isinstance(choice.options, dict):
             schema = plugins.schemas.get(f"{choice.kind}/{choice.name}")
-            yield from check_options(item, choice.options, schema, choice.home)
+            faults = list(check_options(item, choice.options, schema, choice.home))
+            yield from faults or own_problems(schema, choice.options, choice.home)
         else:
             todo = f"Write {choice.home}=true, or {choice.home}.<option>=<value>."
             yield SlimeError(f"'{choice.options}' is neither true, false nor options", where=choice.home, todo=todo)

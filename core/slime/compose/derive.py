@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from slime.compose.chosen import choices_of, complete, default_trackers, switched
-from slime.compose.options import defaults_of
+from slime.compose.options import completed, defaults_of
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import AlgoConfig, ImportanceTokens, ModelConfig, SlimeConfig
 from slime.errors import SlimeError
@@ -46,9 +46,9 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
     cfg.filter.then = switched(cfg.filter.then)
     complete(choices_of(cfg), plugins)
     algo = cfg.algo
-    algo.options = _own_defaults(algo, plugins.schemas.get(f"algo/{algo.name}")) | algo.options
-    estimator = plugins.schemas.get(f"estimator/{algo.advantage}")
-    algo.advantage_options = _own_defaults(algo, estimator) | algo.advantage_options
+    objective, estimator = (plugins.schemas.get(key) for key in (f"algo/{algo.name}", f"estimator/{algo.advantage}"))
+    algo.options = completed(objective, _own_defaults(algo, objective) | algo.options)
+    algo.advantage_options = completed(estimator, _own_defaults(algo, estimator) | algo.advantage_options)
 
 
 def _own_defaults(algo: AlgoConfig, schema: type | None) -> dict[str, Any]:

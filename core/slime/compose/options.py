@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -48,6 +48,18 @@ def defaults_of(schema: type | None) -> dict[str, Any]:
         elif field.default_factory is not dataclasses.MISSING:
             defaults[field.name] = field.default_factory()
     return defaults
+
+
+def completed(schema: type | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with what a schema fills in by its static `complete(options)`, if it has one."""
+    complete = getattr(schema, "complete", None)
+    return dict(complete(options)) if complete else options
+
+
+def own_problems(schema: type | None, options: Mapping[str, Any], home: str) -> Iterable[SlimeError]:
+    """What a schema itself finds wrong with options that are of its types, by its static `problems(options, home)`."""
+    problems = getattr(schema, "problems", None)
+    return problems(options, home) if problems else ()
 
 
 def _fields(schema: type | None) -> list[dataclasses.Field[Any]]:

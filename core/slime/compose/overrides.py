@@ -24,11 +24,17 @@ from slime.config.keys import Key, open_section, own_keys, suggest
 from slime.errors import SlimeError, nearest
 from slime.extras import how_to_get
 
-FUNCTION = "reward.path"
-"""Short for `reward=function reward.options.path=...`."""
-PROGRAMS = {"rollout.program.path": "function", "rollout.program.command": "endpoint"}
-"""Short for `rollout.program.options.path=...` and so on -> the program that is meant where none is named."""
-SHORT = (FUNCTION, *PROGRAMS)
+GROUPS = {f"{group}.path": "function" for group in ("reward", "filter", "buffer", "algo")} | {"reward.parts": "sum"}
+"""Short for `reward=function reward.options.path=...` and so on -> the option of the group that is meant."""
+NAMED = {
+    "rollout.program.path": ("rollout.program.name", "function"),
+    "rollout.program.command": ("rollout.program.name", "endpoint"),
+    "algo.advantage_path": ("algo.advantage", "function"),
+}
+"""Short for `rollout.program.options.path=...` and so on -> what is meant where the key says nothing else."""
+TRACKER = "observe.trackers.path"
+"""Short for `observe.trackers.function.path=...`."""
+SHORT = (*GROUPS, *NAMED, TRACKER)
 FIXED = ("model", "cluster", "recipe")
 """Groups that another option of is another run than one whose config is whole."""
 OF_START = ("resume", "stop_at")
@@ -83,17 +89,16 @@ def read_command_line(argv: Sequence[str], groups: Groups) -> CommandLine:
         if not setting.where:
             line.words[setting.key] = typed[setting.key]
         with _at(setting):
-            if setting.key in SHORT and not setting.is_removal:
-                section, _, option = setting.key.rpartition(".")
-                line.values.append((f"{section}.options.{option}", setting.value))
+            if (key := _written_out(setting.key)) and not setting.is_removal:
+                line.values.append((key, setting.value))
             elif setting.key in groups and not isinstance(setting.value, dict):
                 _add_choice(line, setting, groups)
             else:
                 line.values.append(_assignment(setting))
-    if FUNCTION in typed:
-        _choose_function(line, groups)
-    if "rollout.program.name" not in typed:
-        line.values += [("rollout.program.name", name) for key, name in PROGRAMS.items() if key in typed]
+    for short, option in GROUPS.items():
+        if any(f"{key}.".startswith(f"{short}.") for key in typed):
+            _choose_by(short, option, line, groups)
+    line.values += [chosen for key, chosen in NAMED.items() if key in typed and chosen[0] not in typed]
     return line
 
 
@@ -131,21 +136,41 @@ def _at(setting: Setting) -> Iterator[None]:
         raise error.under(setting.where) from error
 
 
-def _choose_function(line: CommandLine, groups: Groups) -> None:
-    """A function of the user's is a reward by its path: `reward=function` need not be typed."""
-    chosen = line.choices.get("reward", "function")
-    if chosen != "function":
-        todo = f"Leave out reward={chosen}, or {FUNCTION}."
-        raise SlimeError(f"reward={chosen} takes no function", where=FUNCTION, todo=todo)
-    if chosen not in groups.names("reward"):
-        raise SlimeError("a function as the reward needs a plugin", where=FUNCTION, todo=how_to_get(FUNCTION))
-    if "reward" not in line.choices:
-        choose(line, "reward", chosen, groups)
+def _written_out(key: str) -> str:
+    """The key that one of `SHORT` stands for; empty: it is none of them."""
+    short = next(
+        (each for each in SHORT if key == each or (each == "reward.parts" and key.startswith(f"{each}."))), None
+    )
+    if short is None:
+        return ""
+    if short == TRACKER:
+        return "observe.trackers.function.path"
+    section, _, option = short.rpartition(".")
+    home = f"{section}.options.{option}" if option != "advantage_path" else f"{section}.advantage_options.path"
+    return f"{home}{key.removeprefix(short)}"
+
+
+def _choose_by(short: str, option: str, line: CommandLine, groups: Groups) -> None:
+    """A key of `GROUPS` chooses, too: `reward=function` need not be typed."""
+    group, _, last = short.partition(".")
+    chosen = line.choices.get(group, option)
+    if chosen != option:
+        takes = "function" if last == "path" else "parts"
+        todo = f"Leave out {group}={chosen}, or {short}."
+        if group == "filter":
+            todo += " Both, one after the other, are filter.then.function.path=..."
+        raise SlimeError(f"{group}={chosen} takes no {takes}", where=short, todo=todo)
+    if chosen not in groups.names(group):
+        raise SlimeError("this reward needs a plugin", where=short, todo=how_to_get(short))
+    if group not in line.choices:
+        choose(line, group, chosen, groups)
 
 
 def _parse(item: str) -> Setting:
     if "=" not in item and not item.startswith("~"):
         raise SlimeError(f"'{item}' is not key=value", todo="Write for instance run.seed=1; 'slime --help' shows how.")
+    # The path of a function as a key in braces, which Hydra takes for two keys.
+    item = re.sub(r"(\.py):(?=\w+\s*:)", r"\1\\:", item)
     try:
         override = OverridesParser.create().parse_override(item)
     except HydraException as error:

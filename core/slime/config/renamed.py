@@ -33,9 +33,13 @@ _FOREIGN: Mapping[str, str] = {
     "rollout.sglang.mem_fraction_static": "rollout.gpu_memory_utilization vllm_gpu_memory_utilization",
     "algo=opd": "distillation.enabled use_opd",
     "rollout.surplus=continue": "partial_rollout",
-    "filter=dynamic-sampling": "algorithm.filter_groups dynamic_sampling_filter_path",
+    "filter=dynamic-sampling": "algorithm.filter_groups",
+    "filter.path=<FILE.py:FUNCTION>": "dynamic_sampling_filter_path",
+    "buffer.path=<FILE.py:FUNCTION>": "buffer_filter_path",
     "reward=reward-model": "reward_model.enable reward_model.model.path reward_model_path",
-    "reward=<name>": "custom_reward_function.path reward_funcs rm_type custom_rm_path group_rm",
+    "reward.path=<FILE.py:FUNCTION>": "custom_reward_function.path custom_rm_path",
+    "reward.parts=<name: weight>": "reward_weights",
+    "reward=<name>": "reward_funcs rm_type group_rm",
     "slime samples": "trainer.log_val_generations log_completions",
 }
 """What is set instead, where that is no key of slime's own -> names, separated by blanks. A value stands behind `=`."""

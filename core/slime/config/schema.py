@@ -242,7 +242,7 @@ class EvalConfig:
 @dataclass
 class RewardConfig:
     name: str = MISSING
-    """Installed reward (`slime plugins`)."""
+    """Installed reward (`slime plugins`). `reward.path=FILE.py:FUNCTION` takes a function, `reward.parts` several."""
     options: dict[str, Any] = field(default_factory=dict)
     """The reward's own keys, typed by the schema its plugin registers."""
     num_workers: int = key(1, Bound(1, 4096), may_change=True)
@@ -262,8 +262,8 @@ class RewardConfig:
 @dataclass
 class FilterConfig:
     name: str = "none"
-    """Installed filter (`slime plugins`); none keeps every group that has at least two values, or its only
-    one where `rollout.samples_per_prompt` is 1. A group of equal rewards
+    """Installed filter (`slime plugins`), or `filter.path=FILE.py:FUNCTION`; none keeps every group that has at least
+    two values, or its only one where `rollout.samples_per_prompt` is 1. A group of equal rewards
     teaches nothing and yet counts in `algo.loss_mean`: `rollout/zero_variance_share` tells how many there are."""
     options: dict[str, Any] = field(default_factory=dict)
     """The filter's own keys, typed by the schema its plugin registers."""
@@ -275,7 +275,7 @@ class FilterConfig:
 @dataclass
 class BufferConfig:
     name: str = "fifo"
-    """Installed buffer policy (`slime plugins`)."""
+    """Installed buffer policy (`slime plugins`), or `buffer.path=FILE.py:FUNCTION`."""
     options: dict[str, Any] = field(default_factory=dict)
     """The policy's own keys, typed by the schema its plugin registers."""
 

@@ -149,6 +149,11 @@ def prompt_messages(row: Row, key: str) -> tuple[Message, ...]:
     return tuple(found)
 
 
+def is_text(row: Row, key: str) -> bool:
+    """Whether a row's prompt is a text, and no messages, written as text neither."""
+    return isinstance(unfolded(row[key], key, row.where), str)
+
+
 def check_message(message: Any, name: str, where: str) -> None:
     """Refuse a message that is not `{"role": text, "content": non-empty text}`; calls of tools need no content."""
     todo = 'A message is {"role": "user", "content": "..."}.'

@@ -17,7 +17,7 @@ from typing import Any
 from slime.config.paths import resolve_rows
 from slime.config.schema import DataConfig, EvalConfig, EvalSetConfig, Repeated, SetConfig
 from slime.data.chat import Chat
-from slime.data.prompt_rows import asked, check_numbers, check_prompts, others
+from slime.data.prompt_rows import asked, check_numbers, check_prompts, is_text, others
 from slime.data.rows import Row, read_rows
 from slime.data.tokenize import Tokenizer, encode
 from slime.errors import SlimeError
@@ -151,6 +151,7 @@ class PromptSet:
             label=None if data.label_key is None else row[data.label_key],
             metadata=others(row, data),
             set=self._name,
+            is_text=is_text(row, data.prompt_key),
         )
 
 

@@ -33,7 +33,7 @@ class _Guarded:
     """The key that chooses it, where this is not its kind."""
 
     def __init__(self, registry: Registry[Any], name: str, options: Mapping[str, Any], patience_s: float) -> None:
-        self._chosen, self._patience_s = registry.get(name), patience_s
+        self._chosen, self._patience_s, self._path = registry.get(name), patience_s, options.get("path")
         self._made: Any = self._watched("its factory", registry.create, name, **options)
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -60,6 +60,8 @@ class _Guarded:
     def _fault(self, what: str) -> SlimeError:
         chosen = self._chosen
         where = f"{chosen.kind} '{chosen.name}' of {chosen.distribution} {chosen.version}"
+        if chosen.name == "function":
+            where = f"{chosen.kind} {self._path}"
         key = self._key or chosen.kind
         todo = f"Correct it, or choose another with {key}=<name>; the run goes on from its last checkpoint."
         return SlimeError(what, where=where, todo=todo)

@@ -27,6 +27,7 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
     from slime_rewards.general.reward_model import ModelReward
     from slime_rewards.general.route import RouteReward
     from slime_rewards.general.text import F1Reward, GpqaReward
+    from slime_rewards.general.weighted import SumReward
     from slime_rewards.math.rewards import ArithmeticReward, DapoReward, DeepscalerReward, MathReward
     from slime_rewards.starter.rewards import CountdownReward, Gsm8kReward, ReverseTextReward
 
@@ -47,6 +48,7 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
         "reverse-text": ReverseTextReward,
         "reward-model": ModelReward,
         "route": RouteReward,
+        "sum": SumReward,
     }
 
 
@@ -58,6 +60,8 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
 
     found: list[str | SlimeError] = [*sandbox_problems(cfg), *label_problems(cfg)]
     found += problems(cfg.reward.name, cfg.reward.options)
+    for home, own in {**cfg.data.named(), **cfg.eval.named()}.items():
+        found += problems(own.reward or "", own.reward_options, f"{home}.reward_options")
     names = {cfg.reward.name, *(each.reward for each in {**cfg.data.named(), **cfg.eval.named()}.values())}
     if not names.isdisjoint(MATH):
         from slime_rewards.math import labels

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from slime.by_path.called import module_of
 from slime.errors import SlimeError, did_you_mean
-from slime.imports import import_file
-from slime.time_limit import FAILURES, failure
 
 HOW_TO_NAME_ONE = "Write FILE.py:FUNCTION, or module:function of an installed module."
 
@@ -22,7 +17,7 @@ def named(path: str) -> Callable[..., Any]:
     where, colon, name = path.rpartition(":")
     if not colon or not where or not name:
         raise SlimeError(f"'{path}' does not name a function", todo=HOW_TO_NAME_ONE)
-    module = _module(where)
+    module = module_of(where, where)
     found = getattr(module, name, None)
     if not callable(found):
         known = [each for each in vars(module) if callable(getattr(module, each)) and not each.startswith("_")]
@@ -46,18 +41,3 @@ def coroutine_function(path: str, *arguments: str) -> Callable[..., Any]:
     except TypeError as error:
         raise SlimeError(f"it cannot be called with {', '.join(arguments)}: {error}", where=path, todo=todo) from None
     return function
-
-
-@cache
-def _module(where: str) -> ModuleType:
-    try:
-        if not where.endswith(".py"):
-            return importlib.import_module(where)
-        file = Path(where).expanduser().resolve()
-        if not file.is_file():
-            raise SlimeError("there is no such file", where=where, todo=HOW_TO_NAME_ONE)
-        return import_file(file, f"slime_user_{file.stem}")
-    except SlimeError:
-        raise
-    except FAILURES as error:
-        raise SlimeError(f"it cannot be imported: {failure(error)}", where=where, todo="Correct it.") from error

@@ -285,7 +285,7 @@ def test_the_agent_is_checked_before_anything_starts(tmp_path, monkeypatch):
     words = ["+model=glm4-tiny", "+cluster=local", "rollout.program.name=endpoint"]
     with pytest.raises(SlimeError, match="no agent program is named"):
         compose(words)
-    with pytest.raises(SlimeError, match="there is no such file"):
+    with pytest.raises(SlimeError, match="there is no file"):
         compose([*words, "rollout.program.path=nowhere.py:run"])
     with pytest.raises(SlimeError, match="two agent programs are named"):
         compose([*words, "rollout.program.options.path=a.py:run", "rollout.program.options.command=b"])

@@ -198,7 +198,7 @@ def test_what_is_not_there_is_said_before_anything_starts(tmp_path, mine):
     (tmp_path / "plain.py").write_text("def plain(task, model): ...")
     with pytest.raises(SlimeError, match=r"Write `async def plain\(task, model\)`"):
         compose([*words, f"rollout.program.path={tmp_path}/plain.py:plain"])
-    with pytest.raises(SlimeError, match="there is no such file"):
+    with pytest.raises(SlimeError, match="there is no file"):
         compose([*words, "rollout.program.name=tools", "rollout.program.options.functions=[nowhere.py:x]"])
     (tmp_path / "broken.py").write_text("1 / 0")
     with pytest.raises(SlimeError, match="it cannot be imported: ZeroDivisionError"):

@@ -68,6 +68,11 @@ class Trackers:
             self._started.pop(0).finish(status)
 
 
+def _words(error: BaseException) -> str:
+    """What a tracker raised; of one in a user's file with its line."""
+    return str(error).rstrip(".") if isinstance(error, SlimeError) else failure(error)
+
+
 class _Guarded:
     """One tracker, with the rows that it has not taken."""
 
@@ -93,7 +98,7 @@ class _Guarded:
             with within(PATIENCE_S):
                 self._tracker.resume(stage, step)
         except FAILURES as error:
-            log.warning("tracker %s failed to continue at %s step %d (%s)", self._name, stage, step, failure(error))
+            log.warning("tracker %s failed to continue at %s step %d (%s)", self._name, stage, step, _words(error))
 
     def add(self, row: Row, samples: SampleTables) -> None:
         self._waiting.append(row)
@@ -111,7 +116,7 @@ class _Guarded:
             self._leave_alone(error)
             if not self._said_of_samples:
                 what = "tracker %s lacks samples of %s step %d (%s): samples/ has them; later ones are tried in silence"
-                log.warning(what, self._name, stage, step, failure(error))
+                log.warning(what, self._name, stage, step, _words(error))
             self._said_of_samples = True
 
     def _hand_over(self) -> None:
@@ -124,7 +129,7 @@ class _Guarded:
             if self._failed_at is None:
                 stage, step, *_ = self._waiting[0]
                 what = "the run goes on without it, its rows wait, and metrics.jsonl has them"
-                log.warning("tracker %s failed at %s step %d (%s): %s", self._name, stage, step, failure(error), what)
+                log.warning("tracker %s failed at %s step %d (%s): %s", self._name, stage, step, _words(error), what)
             self._failed_at = self._clock()
             self._leave_alone(error)
         else:
@@ -146,4 +151,4 @@ class _Guarded:
             with within(LONG_PATIENCE_S):
                 self._tracker.finish(status)
         except FAILURES as error:
-            log.warning("tracker %s did not close (%s)", self._name, failure(error))
+            log.warning("tracker %s did not close (%s)", self._name, _words(error))

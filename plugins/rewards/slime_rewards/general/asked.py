@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slime import plugins
+from slime.compose.options import check_options, defaults_of, own_problems
 from slime.errors import SlimeError, did_you_mean
-from slime_rewards.general import function, route
+from slime_rewards.general import route, weighted
 from slime_rewards.general.judge import unclear
 from slime_rewards.general.reward_model import fault_of
 
@@ -19,19 +21,36 @@ if TYPE_CHECKING:
 JUDGE, REWARD_MODEL = "judge", "reward-model"
 
 
-def problems(name: str, options: Mapping[str, Any], where: str = "reward") -> Sequence[SlimeError]:
-    """Faults of a reward's options, found without running its code; `where` is the key whose reward it is."""
+def problems(name: str, options: Mapping[str, Any], home: str = "reward.options") -> Iterator[SlimeError]:
+    """Faults of the rewards that a reward is made of, found without running their code; `home` is the key of its
+    options."""
     try:
-        if name == "function" and isinstance(options.get("path"), str):
-            function.examine(options["path"], options.get("arguments") or {}, options.get("sha256"))
-        if name == "route":
-            found: list[SlimeError] = []
-            for value, chosen in route.choices(options).items():
-                found += problems(chosen.name, chosen.options, f"{where}.options.rewards.{value}")
-            return found
+        inside = [*_inside(name, options, home)]
     except SlimeError as error:
-        return [error if error.where else error.under(where)]
-    return []
+        yield error if error.where else error.under(home.removesuffix(".options"))
+        return
+    installed = plugins.load()
+    for chosen, own, where in inside:
+        schema = installed.schemas.get(f"reward/{chosen}")
+        given = {**defaults_of(schema), **own}
+        faults = list(check_options(installed.rewards.get(chosen), given, schema, where))
+        yield from faults or own_problems(schema, given, where)
+        yield from problems(chosen, own, where)
+
+
+def _inside(name: str, options: Mapping[str, Any], home: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """The rewards that one is made of: names, options and their keys.
+
+    Raises:
+        SlimeError: one is written in another way, or is not installed.
+    """
+    if name == "route":
+        for value, chosen in route.choices(options).items():
+            yield chosen.name, chosen.options, f"{home}.rewards.{value}.options" if value else f"{home}.default"
+    if name == "sum":
+        for label, part in weighted.parts_of(options).items():
+            within = "" if part.choice.name == "function" else ".options"
+            yield part.choice.name, part.choice.options, f"{weighted.KEY}.{label}{within}"
 
 
 def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
@@ -60,14 +79,12 @@ def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
 
 
 def _asking(name: str, options: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """The rewards that ask engines, also those that a route leads to: names, options and their keys."""
+    """The rewards that ask engines, also those that another is made of: names, options and their keys."""
     if name in (JUDGE, REWARD_MODEL):
         yield name, options, where
-    if name == "route":
-        with suppress(SlimeError):  # `problems` finds it again
-            for value, chosen in route.choices(options).items():
-                home = f"rewards.{value}.options" if value else "default"
-                yield from _asking(chosen.name, chosen.options, f"{where}.{home}")
+    with suppress(SlimeError):  # `problems` finds it again
+        for each in _inside(name, options, where):
+            yield from _asking(*each)
 
 
 def _unfit(reward: str, group: str, cfg: SlimeConfig, where: str) -> Iterator[SlimeError]:

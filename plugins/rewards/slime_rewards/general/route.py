@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from slime.contracts import GroupReward, Reward, RewardModel
+from guarded_workers.wire import FaultError
+from slime.contracts import GroupReward, Reward
 from slime.errors import SlimeError
+from slime.reward.verdicts import checked
+from slime.time_limit import FAILURES
 from slime.types import Sample, Verdict
 
 KEY = "reward.options.rewards"
@@ -47,9 +51,7 @@ class RouteReward:
 
     def _score_group(self, samples: Sequence[Sample]) -> Sequence[Verdict]:
         reward = self._chosen(samples[0])
-        if isinstance(reward, GroupReward):
-            return reward.score_group(samples)
-        return [reward if isinstance(reward, Verdict) else _scored(reward, sample) for sample in samples]
+        return [reward] * len(samples) if isinstance(reward, Verdict) else judged(reward, samples)
 
     def _chosen(self, sample: Sample) -> Reward | Verdict:
         value: Any = sample.prompt.metadata
@@ -64,14 +66,31 @@ class RouteReward:
         return reward
 
 
-def _scored(reward: RewardModel, sample: Sample) -> Verdict:
-    """The verdict; an exception costs this sample alone."""
+def judged(reward: Reward, samples: Sequence[Sample]) -> list[Verdict]:
+    """Checked verdicts of one of several rewards; an exception costs this sample, or this group, alone."""
+    if not isinstance(reward, GroupReward):
+        return [_judged(partial(reward.score, sample)) for sample in samples]
     try:
-        return reward.score(sample)
-    except Exception as error:  # noqa: BLE001  (a plugin's code)
-        from guarded_workers.worker import describe  # here, because importing a plugin is to be quick
+        said: Any = reward.score_group(samples)
+    except FAILURES as error:
+        return [Verdict.error(_why(error))] * len(samples)
+    if not isinstance(said, list | tuple) or len(said) != len(samples):
+        what = f"score_group returned {said!r:.80}, not a list of {len(samples)} Verdicts"
+        return [Verdict.error(what)] * len(samples)
+    return [checked(each, "score_group") for each in said]
 
-        return Verdict.error(describe(error))
+
+def _judged(score: Callable[[], Any]) -> Verdict:
+    try:
+        return checked(score(), "score")
+    except FAILURES as error:
+        return Verdict.error(_why(error))
+
+
+def _why(error: BaseException) -> str:
+    from guarded_workers.worker import describe  # here, because importing a plugin is to be quick
+
+    return str(error) if isinstance(error, FaultError) else describe(error, 2)
 
 
 def choices(options: Mapping[str, Any]) -> dict[str, Choice]:

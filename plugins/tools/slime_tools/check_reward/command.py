@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -66,7 +67,9 @@ def run(args: Namespace) -> int:
     if args.json:
         print(json.dumps({**asdict(trial), "faults": faults}, indent=1))
     else:
-        print(printable(shown(args.reward, trial, faults)))
+        known_as = getattr(plugins.load().schemas.get(f"reward/{reward.name}"), "known_as", None)
+        form = known_as(reward.options) if known_as else ""
+        print(printable(shown(args.reward, trial, faults, form)))
     return UNFIT if faults else 0
 
 
@@ -76,13 +79,14 @@ def read_keys(name: str, keys: Sequence[str]) -> tuple[RewardConfig, DataConfig]
     Raises:
         SlimeError: a key or an option is wrong, or no such reward is installed.
     """
-    from slime.compose.options import check_options, defaults_of
+    from slime.compose.options import check_options, completed, defaults_of, own_problems
     from slime.config.schema import DataConfig, RewardConfig
 
     if wrong := [key for key in keys if key.partition(".")[0] not in _SECTIONS or "=" not in key]:
         todo = "Set keys of reward and data, such as data.label_key=answer."
         raise SlimeError(f"'{wrong[0]}' is no key of them", where="slime check-reward", todo=todo)
     base = OmegaConf.create({"reward": OmegaConf.structured(RewardConfig), "data": OmegaConf.structured(DataConfig)})
+    keys = [re.sub(r"^reward\.(?=(parts|path)\b)", "reward.options.", key) for key in keys]
     by_path = [f"reward.options.path={name}"] if ":" in name else []
     try:
         merged = OmegaConf.merge(base, OmegaConf.from_dotlist([*keys, *by_path]), {"data": {"path": ""}})
@@ -94,8 +98,10 @@ def read_keys(name: str, keys: Sequence[str]) -> tuple[RewardConfig, DataConfig]
         raise SlimeError(fault, where="slime check-reward", todo="docs/config.md lists the keys.") from error
     installed = plugins.load()
     item, schema = installed.rewards.get(reward.name), installed.schemas.get(f"reward/{reward.name}")
-    reward.options = defaults_of(schema) | reward.options
+    reward.options = completed(schema, defaults_of(schema) | reward.options)
     for problem in check_options(item, reward.options, schema, "reward.options"):
+        raise problem
+    for problem in own_problems(schema, reward.options, "reward.options"):
         raise problem
     return reward, data
 
@@ -107,7 +113,7 @@ def prompts_of(path: str, data: DataConfig, count: int) -> list[Prompt]:
         SlimeError: there is no such file, a row is damaged, or has no such column.
     """
     from slime.config.paths import resolve_rows
-    from slime.data.prompt_rows import asked, check_prompts
+    from slime.data.prompt_rows import asked, check_prompts, is_text
     from slime.data.rows import first_rows
     from slime.types import Prompt
 
@@ -125,6 +131,7 @@ def prompts_of(path: str, data: DataConfig, count: int) -> list[Prompt]:
             (),
             row[data.label_key],
             {name: value for name, value in row.values.items() if name not in own},
+            is_text=is_text(row, data.prompt_key),
         )
         for row in rows
     ]
@@ -144,10 +151,11 @@ def answers_of(prompts: Sequence[Prompt], column: str, path: str) -> list[str]:
     return [str(answer) for answer in found]
 
 
-def shown(name: str, trial: Trial, faults: Sequence[str]) -> str:
+def shown(name: str, trial: Trial, faults: Sequence[str], form: str = "") -> str:
+    """The table; `form` is the other program that a function was written for."""
     answers, seconds = trial.right.num + trial.wrong.num, trial.right.seconds + trial.wrong.seconds
     stated = f"answers stated as {trial.template!r}" if trial.template else "answers as the rows give them"
-    lines = [f"{name}, {stated}", ""]
+    lines = [f"{name}, {stated}", *([f"read as a function for {form}"] if form else []), ""]
     lines += [
         _row("right answers", trial.right, "paid"),
         _row("wrong answers", trial.wrong, "paid, should be 0"),
@@ -163,4 +171,5 @@ def _row(what: str, outcome: Outcome, paid: str) -> str:
         return f"{what:<20}  not tried: no right answer got a value"
     without = "".join(f", {count} {kind}" for kind, count in sorted(outcome.without.items()))
     head = f"{what:<20}{outcome.num:>8,}: {outcome.paid:,} {paid}{without}"
-    return "\n".join([head, *(f"    {example}" for example in outcome.examples)])
+    parts = ", ".join(f"{name} {mean:.3f}" for name, mean in outcome.parts.items())
+    return "\n".join([head, *([f"    parts: {parts}"] if parts else ()), *(f"    {each}" for each in outcome.examples)])

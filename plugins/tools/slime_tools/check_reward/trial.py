@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 
 from slime.config.schema import RewardConfig
 from slime.reward.service import RewardService
@@ -109,12 +110,14 @@ class Outcome:
         paid: those with at least the value of a right answer.
         without: verdicts without a value, by kind.
         examples: of what should not have been, at most `MAX_EXAMPLES`.
+        parts: of the reward, each with the mean over the responses that have it.
     """
 
     num: int = 0
     paid: int = 0
     without: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -263,7 +266,12 @@ async def _scored(
             group = [*others[case.prompt.id], case]
             return (await service.score_group([_sample(each, index) for index, each in enumerate(group)]))[-1]
 
-    for case, said in zip(cases, await asyncio.gather(*map(verdict, cases)), strict=True):
+    verdicts = await asyncio.gather(*map(verdict, cases))
+    told = defaultdict[str, list[float]](list)
+    for name, value in (part for said in verdicts for part in said.parts.items()):
+        told[name].append(value)
+    outcome.parts = {name: fmean(values) for name, values in told.items()}
+    for case, said in zip(cases, verdicts, strict=True):
         is_paid = said.value is not None and said.value >= pays
         outcome.paid += is_paid
         if said.value is None:

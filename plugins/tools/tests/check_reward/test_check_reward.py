@@ -42,6 +42,9 @@ def ends(response, label):
 
 def breaks(response, label):
     return float(response == label) / len(response.strip())
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(solution_str == ground_truth), "letters": len(ground_truth)}
 """
 
 
@@ -104,6 +107,18 @@ def test_the_label_may_be_nested_and_the_template_given(data: str, capsys: pytes
     assert main(["check-reward", "math", *nested, "--template", "the answer is {label}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["template"], found["right"]["paid"]) == ("the answer is {label}", len(LABELS))
+
+
+def test_the_form_of_a_function_and_the_parts_of_a_reward_are_told(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check-reward", "rewards.py:compute_score", data]) == 0
+    said = capsys.readouterr().out
+    assert "read as a function for verl: solution_str is the response, ground_truth is the label" in said
+    assert f"    parts: letters {sum(map(len, LABELS)) / len(LABELS):.3f}\n" in said
+    parts = "reward.parts={rewards.py:exact: 1.0, rewards.py:lenient: 0.25}"
+    assert main(["check-reward", "sum", data, parts]) == 0
+    assert "    parts: exact 1.000, lenient 1.000\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

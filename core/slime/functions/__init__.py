@@ -1,0 +1,1 @@
+"""Filters, buffers, estimators, objectives and trackers that are functions or classes of a user's file."""
