@@ -13,7 +13,7 @@ LAPTOP = ["+model=glm4-tiny", "+cluster=local"]
 PLAIN = [*LAPTOP, "task=none", "reward=arithmetic", "data.path=pkg://slime_rewards.math/data/arithmetic-train.jsonl"]
 PLAIN += ["run.num_steps=40", "rollout.max_prompt_tokens=32", "rollout.sampling.max_response_tokens=16"]
 HELD_OUT = "eval.path=pkg://slime_rewards.math/data/arithmetic-heldout.jsonl"
-AGENT = ["rollout.program.name=endpoint", "rollout.program.options.command=agent"]
+AGENT = ["rollout.program.name=endpoint", "rollout.program.options.command=cat"]
 DEMONSTRATIONS = ["sft.path=pkg://slime_rewards.math/data/arithmetic-sft.jsonl", "sft.num_steps=100"]
 
 CLIPPED = {"algo.importance_low": 0.5, "algo.importance_high": 1.5}

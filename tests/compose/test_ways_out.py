@@ -16,7 +16,7 @@ FLASH = ("+model=glm4.7-flash", "+cluster=h100x8")
 NINE = ("+model=glm4-9b", "+cluster=h100x8")
 TINY = ("+model=glm4-tiny", "+cluster=local")
 SGLANG, GROUP, EAGLE = "rollout.sglang", "rollout.engines", "rollout.sglang.speculative_algorithm=EAGLE"
-MEMORY = {f"{SGLANG}.mem_fraction_static", "train.max_tokens_per_micro_batch"}
+MEMORY = {"memory a device", f"{SGLANG}.mem_fraction_static", "train.max_tokens_per_micro_batch"}
 """Where the plan says that memory is short."""
 CAUTION = {"algo.name=grpo"}
 """What the plan says of a recipe that is its guide's, once nothing is wrong."""
