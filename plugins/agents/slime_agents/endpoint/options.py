@@ -61,7 +61,7 @@ def check(options: EndpointOptions) -> None:
     if options.path:
         coroutine_function(options.path, "task", "endpoint")
     else:
-        check_command(options.command)
+        check_command(str(options.command))  # `command=true` is a boolean of YAML
 
 
 def check_command(command: str) -> None:

@@ -158,7 +158,7 @@ def test_a_variable_that_is_not_set_or_of_workers_is_refused(monkeypatch):
     with pytest.raises(SlimeError, match=r"options.environment: the variable ZOO_TOKE is not set.*'ZOO_TOKEN'"):
         EndpointProgram(EndpointOptions(command="true", environment=["ZOO_TOKE"]))
     EndpointProgram(EndpointOptions(command="true", environment=["ZOO_TOKEN"]))
-    words = ["+model=glm4-tiny", "+cluster=local", "rollout.program.command=true"]
+    words = ["+model=glm4-tiny", "+cluster=local", "rollout.program.command=cat"]
     with pytest.raises(SlimeError, match=r"Name the variables in rollout\.program\.options\.environment"):
         compose([*words, "rollout.program.environment=[ZOO_TOKEN]"])
     compose([*words, "rollout.program.options.environment=[ZOO_TOKEN]"])
