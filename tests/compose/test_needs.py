@@ -142,7 +142,7 @@ def test_no_other_data_set_is_fetched_for_a_file_of_ones_own(
     assert "hf download" not in found
     name = "somebody/problems-1.5"
     found = of(f"{key}.path", *run, f"{key}.path={name}")
-    assert f"run 'hf download --repo-type dataset {name} --local-dir {name}'" in found
+    assert f"'hf download --repo-type dataset {name} --local-dir {name}'" in found
     own = "zhuzilin/dapo-math-17k/dapo-math-17k.jsonl" if key == "data" else "zhuzilin/aime-2024/aime-2024.jsonl"
     assert "--local-dir zhuzilin/" in of(f"{key}.path", *run, f"{key}.path={own}")
     (tmp_path / own).parent.mkdir(parents=True)

@@ -48,7 +48,7 @@ def test_a_set_follows_the_run_but_where_it_says_otherwise(sets: dict[str, str])
 
 
 def test_the_plan_shows_them(sets: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["plan", *words(sets)]) == 0, capsys.readouterr().err
+    assert command.main(["plan", "--all", *words(sets)]) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out
     assert f"set ours    share 0.25 to 1, prompts from {sets['ours']}, reward f1, program single" in shown
     assert f"eval aime-2024 4 samples a prompt of {sets['aime']} at temperature 0.6" in shown
@@ -56,7 +56,7 @@ def test_the_plan_shows_them(sets: dict[str, str], capsys: pytest.CaptureFixture
 
 
 def test_one_set_shows_nothing_of_sets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["plan", *LAPTOP]) == 0
+    assert command.main(["plan", "--all", *LAPTOP]) == 0
     shown = capsys.readouterr().out
     assert "data.share" not in shown
     assert ".sets" not in shown

@@ -250,5 +250,5 @@ def _module(file: Path, _: str, key: str) -> ModuleType:
     except FAILURES as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         at = f" at line {lines[-1]}" if lines else ""
-        what, todo = f"{file} cannot be imported{at}: {failure(error)}", "Correct it, or install what it imports."
-        raise SlimeError(what, where=key, todo=todo) from error
+        what = f"{'it' if key.endswith(file.name) else file} cannot be imported{at}: {failure(error)}"
+        raise SlimeError(what, where=key, todo="Correct it, or install what it imports.") from error

@@ -201,7 +201,7 @@ def test_what_is_not_there_is_said_before_anything_starts(tmp_path, mine):
     with pytest.raises(SlimeError, match="there is no file"):
         compose([*words, "rollout.program.name=tools", "rollout.program.options.functions=[nowhere.py:x]"])
     (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(SlimeError, match="it cannot be imported: ZeroDivisionError"):
+    with pytest.raises(SlimeError, match="it cannot be imported at line 1: ZeroDivisionError"):
         named(f"{tmp_path}/broken.py:x")
     assert compose(["+model=glm4-tiny", "+cluster=local", "task=calculator"]).rollout.program.name == "tools"
 

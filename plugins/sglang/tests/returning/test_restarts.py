@@ -116,7 +116,7 @@ def test_an_engine_that_dies_as_the_run_starts_is_missed_by_nobody() -> None:
     assert restarts.spare(Member("engine-2", None), DEATH)
     assert restarts.lost() == [], "it gets weights with the others, at the first publish"
     assert processes.frozen.num_lost == 0
-    restarts._is_back(0)
+    restarts._is_back(0, processes.endpoints[0])
     assert [event.is_new for event in told if isinstance(event, EngineBack)] == [True]
     processes.new.clear()
     restarts._engines[0].starting = None  # it is up
