@@ -35,7 +35,7 @@ def test_a_prompt_carries_its_row(source, tokenizer):
 
 def test_plain_text_is_a_users_message(source):
     text, chat = (source([{"prompt": value, "label": "2"}]).take(1)[0] for value in ("1+1=", GOOD[0]["prompt"]))
-    assert text == replace(chat, metadata={})
+    assert text == replace(chat, metadata={}, is_text=True)
 
 
 def test_epochs_have_every_row_once_in_orders_of_their_own(source):

@@ -102,7 +102,7 @@ def test_the_objective_guide_works_as_written(site: Site, capsys: pytest.Capture
     code = OBJECTIVE.files["slime_bounded/__init__.py"].splitlines()
     assert len([line for line in code if line.strip()]) <= 40
     site.add_project(OBJECTIVE.files)
-    assert command.main(OBJECTIVE.of_slime("plan")) == 0, capsys.readouterr().err
+    assert command.main([*OBJECTIVE.of_slime("plan"), "--all"]) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out
     assert re.search(r"^bounded +\d+ steps of", shown, re.MULTILINE)
     assert re.search(r'algo\.options +{"bound": 0\.5}', shown)
