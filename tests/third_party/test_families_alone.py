@@ -15,8 +15,8 @@ PLANS = """
 import sys
 from slime.compose.compose import examine
 for recipe in sys.argv[1:]:
-    model, _, cluster = recipe.partition("@")
-    composed = examine([f"+model={model}", f"+cluster={cluster}"])
+    model, _, cluster = recipe.partition("+")[0].partition("@")
+    composed = examine([f"+model={model}", f"+cluster={cluster}", f"recipe={recipe}"])
     for problem in composed.problems:
         print(f"{recipe}: {problem}")
     if not composed.memory and "local" not in cluster:
