@@ -55,7 +55,7 @@ class Have:
     Attributes:
         since: `version` of the newest answer; 0: none.
         differences: their cursor.
-        most: points that it wants of each curve at most; None: what is usual for so many runs.
+        most: largest number of points of each curve; None: the default for that number of runs.
         names: of the metrics that it wants, with `*`; None: all.
         runs: that it draws, by their numbers, with the cursors that `RunView.told` takes; None: it has nothing yet.
     """

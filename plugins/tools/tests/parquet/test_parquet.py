@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from slime.data import rows
 from slime.data.rows import first_rows, read_rows
 from slime.errors import SlimeError
 from slime_testing.patience import run_within
+
+from .flipped import said_of_flipped_bits
 
 CHAT = [
     {"prompt": [{"role": "user", "content": f"{number}+1="}], "label": str(number + 1), "extra": {"n": [number, 0.5]}}
@@ -39,15 +40,8 @@ def test_rows_come_back_whole_in_any_layout(options: dict[str, Any], tmp_path: P
 
 def test_any_flipped_bit_is_an_error_of_one_line_or_another_value(tmp_path: Path) -> None:
     content = write(tmp_path / "rows.parquet", CHAT).read_bytes()
-    file, chosen, said = tmp_path / "flipped.parquet", random.Random(1), list[str]()
-    for bit in chosen.sample(range(8 * len(content)), 150):
-        flipped = bytearray(content)
-        flipped[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(flipped)
-        try:
-            read_rows(file)
-        except SlimeError as error:
-            said.append(str(error))
+    file = tmp_path / "flipped.parquet"
+    said = said_of_flipped_bits(content, file)
     assert len(said) > 50
     assert all(each.startswith(str(file)) and "\n" not in each for each in said)
 
