@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -55,26 +56,29 @@ def test_slow(which):
 """
 
 
-@pytest.mark.parametrize(
-    ("named", "passed"),
-    [
-        ("", "1 passed, 2 deselected"),
-        ("test_it.py::test_slow[a]", "2 passed, 1 deselected"),
-        ("test_it.py::test_slow", "3 passed"),
-        ("test_it.py", "3 passed"),
-        ("test_it.py::test_slo", "1 passed, 2 deselected"),
-    ],
-)
-def test_slow_tests_that_the_day_does_not_name_are_for_the_night(tmp_path: Path, named: str, passed: str) -> None:
-    (tmp_path / "test_it.py").write_text(TWO_SLOW)
+NAMED = {
+    "test_unnamed.py": ("", 1),
+    "test_case.py": ("test_case.py::test_slow[a]", 2),
+    "test_cases.py": ("test_cases.py::test_slow", 3),
+    "test_file.py": ("test_file.py", 3),
+    "test_half.py": ("test_half.py::test_slo", 1),
+}
+"""What the day names of a file of three tests, two of them slow, and how many of these then run by day."""
+
+
+def test_slow_tests_that_the_day_does_not_name_are_for_the_night(tmp_path: Path) -> None:
+    for file in NAMED:
+        (tmp_path / file).write_text(TWO_SLOW)
     (tmp_path / "tests").mkdir()
     (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
     (tmp_path / "tests/durations.toml").write_text("[seconds]\n")
-    (tmp_path / "tests/day.toml").write_text(f"[[day]]\nshows = 'it'\ntests = {json.dumps([named])}\n")
+    names = json.dumps([name for name, _ in NAMED.values()])
+    (tmp_path / "tests/day.toml").write_text(f"[[day]]\nshows = 'it'\ntests = {names}\n")
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    words = [sys.executable, "-m", "pytest", "-m", "not nightly", "test_it.py"]
+    words = [sys.executable, "-m", "pytest", "-m", "not nightly", "-v", *NAMED]
     done = run_within(100, words, cwd=tmp_path, check=False)
-    assert f"{passed} in " in done.stdout, done.stdout
+    passed = dict(re.findall(r"^(test_\w+\.py) (\.+) ", done.stdout, re.MULTILINE))
+    assert passed == {file: "." * number for file, (_, number) in NAMED.items()}, done.stdout
 
 
 def test_a_log_changes_what_it_tells_of() -> None:

@@ -69,9 +69,8 @@ def test_every_recipe_is_right(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_written_config_of_a_recipe_plans_the_same_run(recipe: str, tmp_path: Path) -> None:
     """Whoever starts from the config.yaml of a run starts that run."""
-    on = "h200x1" if recipe in ("glm5-tiny", "deepseek-v3.2-tiny") else "local"
-    model, _, cluster = recipe.partition("@")
-    own = examine([f"+model={model}", f"+cluster={cluster or on}"])
+    served = recipe not in ("glm5-tiny", "deepseek-v3.2-tiny")
+    own = plan(recipe) if served else examine([f"+model={recipe}", "+cluster=h200x1"])
     file = tmp_path / "config.yaml"
     file.write_text(own.yaml)
     again, plugins = examine([str(file)]), load()
