@@ -51,12 +51,15 @@ class SumReward:
         return [self._sum(dict(zip(self._parts, verdicts, strict=True))) for verdicts in zip(*found, strict=True)]
 
     def _sum(self, verdicts: Mapping[str, Verdict]) -> Verdict:
-        parts: dict[str, float] = {}
+        values: dict[str, float] = {}
+        inner: dict[str, float] = {}
         for label, verdict in verdicts.items():
             if verdict.value is None:
                 return replace(verdict, reason=f"part '{label}': {verdict.reason}", parts={})
-            parts |= {label: verdict.value, **{f"{label}_{name}": value for name, value in verdict.parts.items()}}
-        return Verdict.of(math.fsum(self._parts[label][0] * parts[label] for label in verdicts), **parts)
+            values[label] = verdict.value
+            inner |= {f"{label}_{name}": value for name, value in verdict.parts.items()}
+        total = math.fsum(self._parts[label][0] * value for label, value in values.items())
+        return Verdict.of(total, **{**inner, **values})  # where both bear one name, the part's own is shown
 
     @staticmethod
     def complete(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,14 @@ def test_the_sum_is_weighted_and_each_part_is_told(file: Path) -> None:
     check_reward("sum", [RewardCase("red", "red", expected)], {"parts": long})
 
 
+def test_a_part_called_as_the_inner_one_of_another_counts_for_itself(file: Path) -> None:
+    """f1 of "red blue" and "red" is 2/3 and has a part `exact` of 0; the part of 0.2 bears the same name."""
+    own = {"path": "my.py:short", "weight": 0.5}
+    for parts in ({"f1_exact": own, "f1": 3.0}, {"f1": 3.0, "f1_exact": own}):
+        expected = Verdict.of(3 * 2 / 3 + 0.5 * 0.2, f1=2 / 3, f1_exact=0.2)
+        check_reward("sum", [RewardCase("red blue", "red", expected)], {"parts": parts})
+
+
 def test_a_part_may_judge_groups(file: Path) -> None:
     expected = [Verdict.of(1.8, short=0.8, first=1.0), Verdict.of(0.9, short=0.9, first=0.0)]
     check_reward("sum", [GroupCase(["ab", "c"], "", expected)], {"parts": {"my.py:short": 1, "my.py:first": 1}})
