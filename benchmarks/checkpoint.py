@@ -3,6 +3,8 @@
     python benchmarks/checkpoint.py cost                # about 0.7 GB, with and without digests in turns
     python benchmarks/checkpoint.py cost --layers 32    # in bf16 on a GPU where there is one
     python benchmarks/checkpoint.py memory              # 100 checkpoints of glm4-tiny; resident memory of the trainer
+    python benchmarks/checkpoint.py hold                # how long a step waits for its copy, and the copy's memory
+    python benchmarks/checkpoint.py hold --gathered     # the same where Megatron-core gathers the optimizer's state
 
 One trainer rank in this process, without Ray or engines, saves into a run's store as a run does: shards, driver's
 state, sync, manifest, rename. `--folder` (default: the system's temporary one) lies on the disk that is measured. Both
@@ -13,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
+import shutil
 import statistics
 import tempfile
 import time
@@ -35,6 +39,7 @@ from slime.files import files_under
 from slime.train.packing import pack
 from slime.types import TrainSample
 from slime_megatron.train import checkpoint, heap, shards
+from slime_megatron.train.optimizer import parts_of
 from slime_megatron.train.trainer import Trainer
 
 TINY = "pkg://slime_plugin_glm4/assets/glm4-tiny"
@@ -109,13 +114,37 @@ def save(trainer: Trainer, store: CheckpointStore, step: int) -> float:
     return time.perf_counter() - start
 
 
-def cost(folder: Path, rounds: int, layers: int) -> None:
-    """Every way in each round, so that what else the machine does meets all of them."""
+def larger(folder: Path, layers: int) -> Trainer:
     model = folder / "model"
     model.mkdir()
     config = json.loads((resolve(TINY) / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | LARGER | {"num_hidden_layers": layers}))
-    trainer, store = trainer_of(str(model)), CheckpointStore(folder / "checkpoints", keep=1)
+    return trainer_of(str(model))
+
+
+def hold(folder: Path, rounds: int, layers: int, gathered: bool) -> None:
+    """What `begin_save` takes of a run that goes on afterwards, and what the process grows by at the most."""
+    trainer = larger(folder, layers)
+    for part in parts_of(trainer.optimizer.megatron) if gathered else ():
+        del part.sharded_param_state_fully_reshardable
+    before, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+    for number in range(rounds):
+        place = folder / str(number)
+        place.mkdir()
+        start = time.perf_counter()
+        saving = trainer.begin_save(place)
+        seconds.append(time.perf_counter() - start)
+        saving.wait()
+        size = sum(path.stat().st_size for path in files_under(place)) / 1e9
+        shutil.rmtree(place)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / 1e9
+    print(f"{conditions()}; {size:.2f} GB, {rounds} rounds: median, fastest\n")
+    print(f"{'gathered' if gathered else 'own slices'}: a step waits {_times(seconds)}; {grown:.2f} GB of host memory")
+
+
+def cost(folder: Path, rounds: int, layers: int) -> None:
+    """Every way in each round, so that what else the machine does meets all of them."""
+    trainer, store = larger(folder, layers), CheckpointStore(folder / "checkpoints", keep=1)
     save(trainer, store, 1)  # takes memory, and finds the code
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     compared = []
@@ -161,16 +190,19 @@ def memory(folder: Path, num_saves: int, keep_heap: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a checkpoint costs.")
-    parser.add_argument("what", choices=["cost", "memory"])
+    parser.add_argument("what", choices=["cost", "memory", "hold"])
     parser.add_argument("--folder", type=Path, help="where checkpoints are written")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--layers", type=int, default=8, help="of the model whose cost is measured")
     parser.add_argument("--saves", type=int, default=100)
+    parser.add_argument("--gathered", action="store_true", help="by Megatron-core, on every rank, before it is copied")
     parser.add_argument("--keep-heap", action="store_true", help="as it was before slime returned it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         if arguments.what == "cost":
             cost(Path(folder), arguments.rounds, arguments.layers)
+        elif arguments.what == "hold":
+            hold(Path(folder), arguments.rounds, arguments.layers, arguments.gathered)
         else:
             memory(Path(folder), arguments.saves, arguments.keep_heap)
 

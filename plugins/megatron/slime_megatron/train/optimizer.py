@@ -20,6 +20,7 @@ from slime.config.schema import LrDecay, SlimeConfig
 from slime.types import SFT
 from slime_megatron.train import settings
 from slime_megatron.train.megatron import Model
+from slime_megatron.train.slices import save_slices
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,10 @@ class Optimizer:
     def __init__(self, cfg: SlimeConfig, model: Model) -> None:
         self._cfg, self._traits = cfg, model.traits
         self.megatron = get_megatron_optimizer(settings.optimizer_config(cfg), model.chunks)
-        for adam in self.adams():
-            _drop_classes(adam)
+        for part in parts_of(self.megatron):
+            if part.optimizer is not None:
+                _drop_classes(part.optimizer)
+                save_slices(part)
         model.config.grad_scale_func = self.megatron.scale_loss
         self.stage = ""
         self.scheduler: OptimizerParamScheduler

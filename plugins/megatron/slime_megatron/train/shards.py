@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +25,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -92,10 +93,10 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
         if self._group is None:
             self._write(mcore_to_pyt_state_dict(shards), checkpoint_dir)
             return
-        for parts in shards.values():
-            for part in parts:
-                if isinstance(part, ShardedTensor):  # other objects are pickled by the next line, while they last
-                    part.data = part.data.detach().to("cpu", copy=True)
+        # Other objects are pickled by `mcore_to_pyt_state_dict`, while they last.
+        parts = [part for each in shards.values() for part in each if isinstance(part, ShardedTensor)]
+        for part, copy in zip(parts, host_copies([part.data.detach() for part in parts]), strict=True):
+            part.data = copy
         thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing = thread.submit(self._write, mcore_to_pyt_state_dict(shards), checkpoint_dir)
         thread.shutdown(wait=False)
@@ -115,6 +116,33 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
         with _no_zip_crc():
             save(shards, storage_writer=writer, planner=self.planner(), process_group=self._group)
         self.written = writer.files.written
+
+
+def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in host memory, with the strides of the originals: what several tensors share is copied once, and what
+    lies between the elements of one is not gathered on its device first."""
+    copies: list[Tensor] = [torch.empty(0)] * len(tensors)
+    stretches: dict[tuple[int, torch.dtype], list[tuple[int, int, int]]] = {}
+    for number, tensor in enumerate(tensors):
+        first = int(tensor.storage_offset())
+        last = first + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel():
+            stretches.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append((first, last, number))
+        else:
+            copies[number] = tensor.to("cpu")
+    for parts in stretches.values():
+        parts.sort()
+        while parts:
+            start, stop, _ = parts[0]
+            count = 0
+            while count < len(parts) and parts[count][0] <= stop:
+                stop, count = max(stop, parts[count][1]), count + 1
+            some = tensors[parts[0][2]]
+            copy = some.as_strided((stop + 1 - start,), (1,), start).to("cpu", copy=True)
+            for first, _, number in parts[:count]:
+                copies[number] = copy.as_strided(tensors[number].shape, tensors[number].stride(), first - start)
+            del parts[:count]
+    return copies
 
 
 class ShardFiles(FileSystemWriter):
