@@ -34,11 +34,13 @@ from typing import Any
 
 from machine import conditions
 
+from slime.config.paths import resolve
+
 GOOD, LIMIT_S, MAX_LINES = ("works", "way out", "told"), 120, 3
 SHORT = {
     "M": "+model=glm4-tiny +cluster=local",
     "D": "+model=glm4-tiny +cluster=local task=none reward=math rollout.max_prompt_tokens=64 run.num_steps=2 "
-    "sft.num_steps=0 sft.lr_warmup_steps=0 rollout.prompts_per_step=4",
+    "sft.num_steps=0 sft.lr_warmup_steps=0 rollout.sampling.max_response_tokens=64",
 }
 REWARDS = """
 CONSTANT = 3
@@ -120,11 +122,14 @@ def write_files(at: Path) -> None:
 
 def write_models(at: Path) -> None:
     """Folders of models, of which each lacks something."""
-    config: dict[str, Any] = {"model_type": "glm4", "architectures": ["Glm4ForCausalLM"]}
+    config: dict[str, Any] = json.loads(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny/config.json").read_text())
     folders: dict[str, dict[str, Any]] = {
         "void": {},
-        "strange": {"config.json": {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}},
-        "lfs": {"config.json": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"},
+        "strange": {"config.json": config | {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}},
+        "pointer": {
+            "config.json": config,
+            "model.safetensors": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+        },
         "binonly": {"config.json": config, "pytorch_model.bin": "x"},
         "halfshards": {
             "config.json": config,
@@ -165,7 +170,8 @@ def answer(case: dict[str, Any], at: Path) -> tuple[str, str]:
     shown = "\n".join(said or done.stdout.splitlines()[-3:])
     if "Traceback" in printed:
         return "traceback", shown
-    names_it = re.search(case.get("says", ""), printed if case["do"].startswith("check-reward") else "\n".join(said))
+    told = [line for line in said if not line.startswith("slime: note: ")]
+    names_it = re.search(case.get("says", ""), printed if case["do"].startswith("check-reward") else "\n".join(told))
     if case.get("ok"):
         return ("works" if done.returncode == 0 and names_it else "refused"), shown
     if done.returncode == 0:
