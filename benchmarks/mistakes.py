@@ -46,7 +46,7 @@ REWARDS = """
 CONSTANT = 3
 
 
-def good(response, label): return float(response.strip().endswith(label))
+def good(response, label): return float(response.strip() == label)
 def none(response, label): return None
 def dictionary(response, label): return {"value": 1.0}
 def text(response, label): return "1.0"
@@ -57,13 +57,13 @@ def array(response, label):
     import numpy
     return numpy.ones(3)
 def needs_more(response, label, extra): return 1.0
-def verl(data_source, solution_str, ground_truth, extra_info=None): return float(ground_truth in solution_str)
+def verl(data_source, solution_str, ground_truth, extra_info=None): return float(ground_truth == solution_str.strip())
 def trl(completions, **kwargs): return [1.0 for _ in completions]
-async def asynchronous(response, label): return float(label in response)
-def yes(response, label): return label in response
+async def asynchronous(response, label): return float(label == response.strip())
+def yes(response, label): return label == response.strip()
 def prints(response, label):
     print(response)
-    return float(label in response)
+    return float(label == response.strip())
 def sometimes(response, label): return None if len(response) % 2 else 1.0
 def keep(group): return True
 async def agent(task, endpoint): return None
