@@ -34,17 +34,19 @@ from typing import Any
 
 from machine import conditions
 
+from slime.config.paths import resolve
+
 GOOD, LIMIT_S, MAX_LINES = ("works", "way out", "told"), 120, 3
 SHORT = {
     "M": "+model=glm4-tiny +cluster=local",
     "D": "+model=glm4-tiny +cluster=local task=none reward=math rollout.max_prompt_tokens=64 run.num_steps=2 "
-    "sft.num_steps=0 sft.lr_warmup_steps=0 rollout.prompts_per_step=4",
+    "sft.num_steps=0 sft.lr_warmup_steps=0 rollout.sampling.max_response_tokens=64",
 }
 REWARDS = """
 CONSTANT = 3
 
 
-def good(response, label): return float(response.strip().endswith(label))
+def good(response, label): return float(response.strip() == label)
 def none(response, label): return None
 def dictionary(response, label): return {"value": 1.0}
 def text(response, label): return "1.0"
@@ -55,13 +57,13 @@ def array(response, label):
     import numpy
     return numpy.ones(3)
 def needs_more(response, label, extra): return 1.0
-def verl(data_source, solution_str, ground_truth, extra_info=None): return float(ground_truth in solution_str)
+def verl(data_source, solution_str, ground_truth, extra_info=None): return float(ground_truth == solution_str.strip())
 def trl(completions, **kwargs): return [1.0 for _ in completions]
-async def asynchronous(response, label): return float(label in response)
-def yes(response, label): return label in response
+async def asynchronous(response, label): return float(label == response.strip())
+def yes(response, label): return label == response.strip()
 def prints(response, label):
     print(response)
-    return float(label in response)
+    return float(label == response.strip())
 def sometimes(response, label): return None if len(response) % 2 else 1.0
 def keep(group): return True
 async def agent(task, endpoint): return None
@@ -120,11 +122,14 @@ def write_files(at: Path) -> None:
 
 def write_models(at: Path) -> None:
     """Folders of models, of which each lacks something."""
-    config: dict[str, Any] = {"model_type": "glm4", "architectures": ["Glm4ForCausalLM"]}
+    config: dict[str, Any] = json.loads(resolve("pkg://slime_plugin_glm4/assets/glm4-tiny/config.json").read_text())
     folders: dict[str, dict[str, Any]] = {
         "void": {},
-        "strange": {"config.json": {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}},
-        "lfs": {"config.json": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"},
+        "strange": {"config.json": config | {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}},
+        "pointer": {
+            "config.json": config,
+            "model.safetensors": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+        },
         "binonly": {"config.json": config, "pytorch_model.bin": "x"},
         "halfshards": {
             "config.json": config,
@@ -165,7 +170,8 @@ def answer(case: dict[str, Any], at: Path) -> tuple[str, str]:
     shown = "\n".join(said or done.stdout.splitlines()[-3:])
     if "Traceback" in printed:
         return "traceback", shown
-    names_it = re.search(case.get("says", ""), printed if case["do"].startswith("check-reward") else "\n".join(said))
+    told = [line for line in said if not line.startswith("slime: note: ")]
+    names_it = re.search(case.get("says", ""), printed if case["do"].startswith("check-reward") else "\n".join(told))
     if case.get("ok"):
         return ("works" if done.returncode == 0 and names_it else "refused"), shown
     if done.returncode == 0:

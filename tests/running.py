@@ -76,7 +76,8 @@ def write_rows(folder: Path) -> None:
 @dataclass
 class Run:
     """One `slime` command of `python`, running in `folder`, by way of the command `through`; its run directory is
-    `folder/runs/<name>`. Its engines are `forked` where how they start and end is not the question."""
+    `folder/runs/<name>`. Its engines are `forked` where how they start and end is not the question. With `typed` its
+    words are these, instead of those of a model, a cluster and settings."""
 
     folder: Path
     model: str = "glm4-tiny"
@@ -88,6 +89,7 @@ class Run:
     shortened: Mapping[str, Any] = field(default_factory=lambda: TINY)
     python: Path = Path(sys.executable)
     forked: bool = False
+    typed: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.path = self.folder / "runs/it"
@@ -98,6 +100,8 @@ class Run:
     @property
     def words(self) -> list[str]:
         """Of the command; its files of rows are those of `write_rows`."""
+        if self.typed:
+            return [*self.typed]
         settings = {"cluster.start_timeout_s": START_S, **self.shortened, "run.name": "it", **self.settings}
         if settings.get("eval.path") == "null":  # without which the interval does nothing, and is refused
             settings.pop("eval.interval", None)

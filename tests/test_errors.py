@@ -15,6 +15,7 @@ CLUSTERS = ["h100x128", "h100x256", "h100x8", "h200x2", "h200x2-split", "local",
         ("temprature", ["temperature", "top_p"], "temperature"),
         ("tensor_parallel_size", ["tensor_model_parallel_size", "context_parallel_size"], "tensor_model_parallel_size"),
         ("adam_beta", ["adam_beta1", "adam_eps"], "adam_beta1"),
+        ("GRPO", ["grpo", "gspo"], "grpo"),
         ("h100x512", CLUSTERS, None),  # another size is no slip
         ("qwen3-8b", ["qwen3-4b", "qwen3-tiny"], None),
         ("brevit", ["math", "arithmetic"], None),
@@ -28,3 +29,4 @@ def test_only_what_is_near_is_suggested(name: str, known: list[str], meant: str 
 def test_the_list_is_as_one_writes_it() -> None:
     assert did_you_mean("brevit", ["math", "dapo"], "reward=") == "Choose one of: reward=dapo, reward=math."
     assert did_you_mean("mth", ["math", "dapo"], "reward=") == "Did you mean 'reward=math'?"
+    assert did_you_mean("dynamic", ["dynamic-sampling", "none"]) == "Did you mean 'dynamic-sampling'?"

@@ -79,6 +79,17 @@ def test_a_reader_that_leaves_ends_a_verb_quietly(words: list[str]) -> None:
     assert run.stderr.count("\n") == told, run.stderr
 
 
+@pytest.mark.parametrize("words", [["plan", *RUN], ["--version"]])
+def test_a_full_disk_ends_a_verb_in_one_line(words: list[str]) -> None:
+    """As in `slime plan ... > plan.txt`."""
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run([sys.executable, "-m", "slime", *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == EXIT_ERROR
+    assert run.stderr.startswith("slime: standard output")
+    assert run.stderr.endswith("no space is left on the device. Free some: 'df -h' says where.\n")
+    assert run.stderr.count("\n") == 1
+
+
 def probe(argv: list[str]) -> dict[str, Any]:
     """Exit code and imported modules of one verb in a fresh process."""
     shown = subprocess.run([sys.executable, "-c", PROBE.format(argv=argv)], capture_output=True, text=True, check=True)

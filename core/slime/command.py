@@ -5,6 +5,7 @@ Nothing heavy is imported before a run is known to be right, so that `--help`, `
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -35,9 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with _no_interrupt_ignored(), _interrupts_noted() as interrupted:
-            code = _report_errors(list(sys.argv[1:] if argv is None else argv), interrupted)
-        sys.stdout.flush()
-        return code
+            return _report_errors(list(sys.argv[1:] if argv is None else argv), interrupted)
     except BrokenPipeError:
         if not _reader_has_left():
             raise
@@ -106,7 +105,9 @@ def _interrupts_noted() -> Iterator[Callable[[], bool]]:
 
 def _report_errors(argv: list[str], interrupted: Callable[[], bool]) -> int:
     try:
-        return _dispatch(argv)
+        code = _dispatch(argv)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt as interrupt:
         return _interrupted(getattr(interrupt, "__notes__", []))
     except BrokenPipeError:
@@ -127,6 +128,9 @@ def _mistake(error: Exception) -> SlimeError | None:
     if isinstance(error, PermissionError) and error.filename:
         todo = "Give this user the right to it, or name another."
         return SlimeError("permission denied", where=os.fsdecode(error.filename), todo=todo)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = os.fsdecode(error.filename) if error.filename else "standard output, or a file of the run"
+        return SlimeError("no space is left on the device", where=where, todo="Free some: 'df -h' says where.")
     return error if isinstance(error, SlimeError) else None
 
 

@@ -65,7 +65,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     another number alone, as `x-4b` for `x-8b`; or None."""
     import difflib  # needed for mistakes only
 
-    close = difflib.get_close_matches(name, [other for other in known if not _other_number(name, other)], 1, 0.75)
+    others = [other for other in known if not _other_number(name, other)]
+    spellings = dict.fromkeys((name, name.lower()))
+    close = [match for each in spellings for match in difflib.get_close_matches(each, others, 1, 0.75)]
     return close[0] if close else None
 
 
@@ -78,7 +80,8 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """A sentence for `SlimeError.todo`: the nearest known name, or the whole list when nothing is near, each name with
     `prefix` before it."""
     options = sorted(known)
-    if match := nearest(name, options):
+    begun = [option for option in options if option.startswith(f"{name}-")]
+    if match := nearest(name, options) or (begun[0] if len(begun) == 1 else None):
         return f"Did you mean '{prefix}{match}'?"
     choices = ", ".join(f"{prefix}{option}" for option in options)
     if len(choices) > MAX_CHOICES:

@@ -127,6 +127,8 @@ def test_every_numeric_key_is_bounded() -> None:
             "48 tokens, rollout.sglang.max_total_tokens of 53 has room for 47",
         ),
         ({"rollout.sglang.max_total_tokens": 54}, ""),
+        ({"rollout.sglang.mem_fraction_static": 5}, "must be above 0 and at most 1, got 5"),
+        ({"rollout.sglang.context_length": 0}, "must be at least 1 and at most 100,000,000, got 0"),
         ({"rollout.sglang.max_total_tokens": 79, "rollout.sglang.page_size": 16}, "of 79 has room for 32"),
         ({"rollout.sglang.max_total_tokens": 80, "rollout.sglang.page_size": 16}, ""),
         (

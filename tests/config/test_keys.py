@@ -47,6 +47,8 @@ def test_open_section(name: str, section: str | None) -> None:
         ("seed", "Did you mean 'run.seed'?"),
         ("temperature", "Choose one of: rollout.sampling.temperature, eval.sampling.temperature."),
         ("buffer.zzz", "'buffer' has name, options."),
+        ("cluster.nodes", "Did you mean 'cluster.num_nodes'?"),
+        ("algo.clip", "Choose one of: algo.clip_low, algo.clip_high, algo.clip_dual."),
         (
             "rollout.engines.decode.dp_size",
             "'rollout.engines.<name>' has role, devices, devices_per_engine, sglang, environment, model.",

@@ -79,6 +79,8 @@ def test_right_keys_are_silent() -> None:
         ("train.megatron", "decoder_last_pipeline_num_layers", 2, "Use train.megatron.num_layers_in_last_pipeline_st"),
         ("train.megatron", "--decoder-first-pipeline-num-layers", 2, "Use train.megatron.num_layers_in_first_pipel"),
         ("train.optimizer", "decoupled_lr", 1e-5, "every part of the model has the learning rate of its stage"),
+        ("train.megatron", "pp", 2, "another name today. Use train.megatron.pipeline_model_parallel_size."),
+        ("train.optimizer", "betas", [0.9, 0.95], "another name today. Use train.optimizer.adam_beta1="),
         ("train.optimizer", "optimizer", "sgd", "must be adam, got sgd"),
         ("train.optimizer", "adam_beta1", 1.5, "must be at least 0 and below 1, got 1.5"),
         ("train.optimizer", "adam_eps", 0.0, "must be above 0, got 0.0"),
@@ -109,6 +111,9 @@ def test_home_of_a_key_without_its_section() -> None:
     assert homes_of("attention_backend") == ["rollout.sglang.attention_backend"]  # the trainer has no choice of it
     assert homes_of("--decoder-last-pipeline-num-layers") == ["train.megatron.num_layers_in_last_pipeline_stage"]
     assert homes_of("port") == []
+    assert homes_of("train.lr") == ["train.optimizer.lr"]
+    assert homes_of("data.max_samples") == ["data.limit"]
+    assert homes_of("rollout.lr") == []
 
 
 @pytest.mark.parametrize("section", SOURCES)

@@ -25,7 +25,7 @@ from slime.compose.needs import absent_model, is_awaited
 from slime.compose.objective import estimator_problems, objective_problems
 from slime.compose.rules import batch_problems, family_problems, layout_problems
 from slime.config import passthrough
-from slime.config.declare import MAX_DEVICES
+from slime.config.declare import DEVICES, RATE, TOKENS, Bound
 from slime.config.gpus import gpu_problems
 from slime.config.hf import NUM_LAYERS, config_folder
 from slime.config.keys import ANY_NAME, FOREIGN, own_keys, value_of
@@ -52,7 +52,12 @@ from slime.weights.transports import transport_problems
 
 Rules = Callable[[SlimeConfig], Sequence[SlimeError]]
 """What is wrong with a config whose values are not derived yet."""
-SGLANG_SIZES = {"tp_size", "pp_size", "dp_size", "ep_size", "page_size", "moe_dense_tp_size"}
+_SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "page_size", "moe_dense_tp_size")
+SGLANG_BOUNDS: Mapping[str, Bound] = {
+    **dict.fromkeys(_SIZES, DEVICES),
+    **dict.fromkeys(("context_length", "max_total_tokens", "max_prefill_tokens"), TOKENS),
+    **dict.fromkeys(("mem_fraction_static", "swa_full_tokens_ratio"), RATE),
+}
 MAX_SIZE = 10**9
 """The most of any number of a model's architecture, so that nothing is counted up to a mistyped one."""
 MAX_EXPERTS = 10**6
@@ -151,10 +156,10 @@ def _follows(cfg: SlimeConfig, key: str) -> bool:
 def _foreign(section: str, home: str, fields: Mapping[str, Any]) -> Iterator[SlimeError]:
     """What is wrong with the fields of a pass-through section, which stand under `home`."""
     yield from passthrough.check_section(section, fields, home)
-    for key in SGLANG_SIZES & fields.keys() if section == "rollout.sglang" else ():
-        if isinstance(fields[key], int) and not 1 <= fields[key] <= MAX_DEVICES:
-            what = f"must be at least 1 and at most {MAX_DEVICES:,}, got {fields[key]:.6g}"
-            yield SlimeError(what, where=f"{home}.{key}", todo="Correct it.")
+    for key in SGLANG_BOUNDS.keys() & fields.keys() if section == "rollout.sglang" else ():
+        bound, value = SGLANG_BOUNDS[key], fields[key]
+        if isinstance(value, int | float) and not bound.holds(value):
+            yield SlimeError(f"must be {bound}, got {value:.6g}", where=f"{home}.{key}", todo="Correct it.")
 
 
 def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed: bool) -> None:

@@ -321,8 +321,9 @@ def _in_one_line(error: Exception, line: CommandLine) -> SlimeError:
     if known and known.type == "dictionary":
         todo = f"Write {key}.<name>=<value>. It is: {known.gist}"
         return SlimeError(f"{key} is a dictionary, and takes no other value", where=file, todo=todo)
-    if known and (wrong := re.match(r"Value (.*) (?:of type '\w+' could not be converted|is not a valid)", fact)):
-        return SlimeError(f"{key}: must be {known.type}, got {wrong[1]}", where=file, todo=f"It is: {known.gist}")
+    wrong = re.match(r"Value (.*) (?:of type '\w+' could not be converted|is not a valid)", fact)
+    if known and (got := wrong[1] if wrong else "null" if fact.endswith("is not Optional") else ""):
+        return SlimeError(f"{key}: must be {known.type}, got {got}", where=file, todo=f"It is: {known.gist}")
     todo = f"It takes {known.type}: {known.gist}" if known else "docs/config.md lists every key."
     return SlimeError(f"{key}: {fact}" if key else fact, where=file, todo=todo)
 

@@ -177,6 +177,9 @@ def suggest(name: str) -> str:
         return f"Choose one of: {', '.join(namesakes)}."
     section = name.rpartition(".")[0]
     neighbours = [key for key in own_keys() if key.rpartition(".")[0] == section and section]
+    longer = [key for key in neighbours if {*last.split("_")} <= {*key.rpartition(".")[2].split("_")}]
+    if longer:
+        return f"Did you mean '{longer[0]}'?" if len(longer) == 1 else f"Choose one of: {', '.join(longer)}."
     if neighbours:
         return f"'{section}' has {', '.join(key.rpartition('.')[2] for key in neighbours)}."
     match = nearest(name, own_keys())

@@ -148,7 +148,7 @@ def check_section(section: str, values: Mapping[str, Any], home: str = "") -> It
         where = f"{home or section}.{key}"
         if key in SET_BY_SLIME[section]:
             yield SlimeError("is not yours to set", where=where, todo=f"Remove it: {SET_BY_SLIME[section][key]}.")
-        elif today := renamed(key):
+        elif today := renamed(f"{section}.{key}".partition(".")[2]) or renamed(key):
             yield SlimeError("has another name today", where=where, todo=f"Use {today}.")
         elif key not in fields_of(section):
             yield SlimeError(f"{_classes(section)} has no such field", where=where, todo=_elsewhere(section, key))
@@ -190,6 +190,9 @@ def homes_of(key: str) -> list[str]:
     if today := renamed(key):
         return [today]
     plain = key.strip("-").replace("-", "_")
+    section, _, last = plain.rpartition(".")
+    if section:  # as `train.lr`
+        return [home for home in homes_of(last) if home.split(".")[0] == section.split(".")[0]]
     sections = ["rollout.sglang"] if plain.startswith("sglang_") else FOREIGN
     field = plain.removeprefix("sglang_")
     return [f"{section}.{field}" for section in sections if field in settable(section)]

@@ -43,7 +43,7 @@ class RunConfig:
     name: str = key("${model.name}-${cluster.name}", may_change=True)
     """Name of the run; the run directory is `dir`/`name`. Where none is set, what is typed beside model and cluster and
     decides what is learned stands behind: `<model>-<cluster>-ppo-seed_7`."""
-    dir: str = key("runs", may_change=True, known_as="save")
+    dir: str = key("runs", may_change=True, known_as="save output_dir")
     """Parent folder of run directories, relative to where slime is started."""
     seed: int = key(1234, Bound(0, 2**31 - 1))
     """Seed of everything random: weights, shuffling, sampling."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from slime.arguments import RUN_FILE, ArgumentParser, is_run_file
@@ -43,7 +44,7 @@ def refuse_strangers(words: Sequence[str]) -> None:
     Raises:
         SlimeError: there is one.
     """
-    for word in words:
+    for before, word in pairwise(["", *words]):
         if not word.strip():
             todo = "Leave it out; a variable of the shell may be unset."
             raise SlimeError(f"'{word}' is an empty word, not key=value", todo=todo)
@@ -58,7 +59,7 @@ def refuse_strangers(words: Sequence[str]) -> None:
         if word.startswith("-"):
             raise SlimeError(f"there is no flag '{word}'", todo=_instead_of_flag(word))
         if "=" not in word and word[0] != "~" and not is_run_file(word):
-            raise SlimeError(f"'{word}' is neither a verb nor key=value", todo=_instead_of_verb(word))
+            raise SlimeError(f"'{word}' is neither a verb nor key=value", todo=_instead_of_verb(word, before))
     _note_seconds(words)
 
 
@@ -72,7 +73,7 @@ def _note_seconds(words: Sequence[str]) -> None:
         given[key] = word
 
 
-def _instead_of_verb(word: str) -> str:
+def _instead_of_verb(word: str, before: str) -> str:
     from slime.verbs.installed import names
 
     if (Path(word) / "config.yaml").is_file():
@@ -82,6 +83,8 @@ def _instead_of_verb(word: str) -> str:
     if "." in word or word[0] == "+":
         return f"Write {word}=<value>."
     verbs = [name for name in names() if " " not in name]
+    if "=" in before and not nearest(word, verbs):
+        return f"A value with blanks is quoted: '{before} {word}'."
     return "The verb comes first." if word in verbs else did_you_mean(word, verbs)
 
 

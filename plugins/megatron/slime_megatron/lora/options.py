@@ -18,7 +18,7 @@ class Published(enum.Enum):
 
 @dataclass
 class LoraConfig:
-    rank: int | None = key(None, Bound(1, 4096), known_as="actor.lora_rank model.lora_rank lora_r r")
+    rank: int | None = key(None, Bound(1, 4096), known_as="actor.lora_rank model.lora_rank lora_rank lora_r r")
     """Rows of A and columns of B of every adapter, which learn in the place of the model's weights; empty: the model
     itself learns."""
     alpha: float = key(32.0, Bound(0, 10**6, strict=True), known_as="model.lora_alpha lora_alpha")

@@ -187,6 +187,8 @@ def test_a_folder_of_runs_is_a_list_to_draw_from(make_run, watching, opened, tmp
     found.until("document.querySelectorAll('button.name').length === 10")
     found.page.get_by_role("button", name="draw these").click()
     found.until("document.querySelector('h1').textContent === '15 runs'")
+    found.until("[...shownPlots].every(({ lines, element }) => lines.length >= 15 && !element.hidden)")
+    assert "Seconds of a step" in drawn(found)
     found.until("document.querySelector('.plot.large .legend').textContent.includes('run-00')")
     found.page.get_by_role("button", name="draw none of these").click()
     found.until("document.querySelector('h1').textContent.includes('5 drawn')")

@@ -29,8 +29,9 @@ class Plot {
 
   // Whether there is something to draw of these runs; `draw` draws it.
   update(runs) {
-    const { series, large } = this.plot;
+    const { series, large, total } = this.plot;
     const has = ({ columns }) => {
+      if (runs.length > 1 && columns[total]) return true;  // of many runs it came without its parts
       const named = series.filter((each) => !each.constant && present({ ...this.plot, series: [each] }, columns).length);
       return named.length && (!this.plot.optional || named.some((each) =>
         present({ ...this.plot, series: [each] }, columns).some(({ name }) => columns[name].some(Boolean))));
