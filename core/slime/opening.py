@@ -173,9 +173,9 @@ def open_run(
         origin = f"continues after {step_of(learner.resumed.step, cfg.sft.num_steps)}, from {learner.resumed.path}"
     still = "; engines are still starting" if engines and not engines.are_connected else ""
     events.publish(Ready(f"ready: {origin}{still}"))
-    log = StepLog(events)
-    trainers = TrainerReturn(topology, cluster.calls, learner, engines, folder, events, log)
-    return Run(cfg, topology, stages, folder, events, log, data, learner, estimator, engines, trainers)
+    step_log = StepLog(events)
+    trainers = TrainerReturn(topology, cluster.calls, learner, engines, folder, events, step_log)
+    return Run(cfg, topology, stages, folder, events, step_log, data, learner, estimator, engines, trainers)
 
 
 def _processes(topology: Topology) -> str:
