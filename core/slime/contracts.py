@@ -134,7 +134,8 @@ class Tracker(Protocol):
         same `run.folder`, where the tracker finds what it left there."""
 
     def resume(self, stage: str, step: int) -> None:
-        """The run continues after this step. Later ones that were logged run again, and come again."""
+        """The run continues after this step (0: from its beginning). Later ones that were logged run again, and come
+        again. Called also in mid-run, where trainers were lost."""
 
     def log(self, stage: str, step: int, time: float, values: Mapping[str, float]) -> None:
         """Take all metrics of a step, some perhaps not finite; `time` is in Unix seconds. Raising is told in a line,

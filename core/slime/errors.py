@@ -60,6 +60,10 @@ class Death(SlimeError):
     """A process of the run has ended, and is named."""
 
 
+class Hang(SlimeError):
+    """A process of the run gave no answer for too long, and is named; all stacks are taken."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that a mistyped one was meant to be: with three quarters of its letters (`difflib`), and not with
     another number alone, as `x-4b` for `x-8b`; or None."""

@@ -53,9 +53,9 @@ class Ready(Event):
 
 @dataclass(frozen=True)
 class Restored(Event):
-    """Trainers hold their weights."""
+    """Trainers hold their weights. Comes again where they were lost; steps after `position` run again then."""
 
-    position: tuple[str, int] | None  # (stage, step) that the run continues after; None: a new run
+    position: tuple[str, int] | None  # (stage, step) that the run continues after; None: from its beginning
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,17 @@ class EngineBack(Event):
     seconds: float  # since its death was seen
     is_new: bool = False  # it had died as it started, and has no weights yet
     url: str = ""
+
+
+@dataclass(frozen=True)
+class TrainersLost(Event):
+    """A trainer rank has died, or hangs, and all of them start again. `Restored` comes once they hold weights."""
+
+    why: str  # what `SlimeError` says of its end
+    num_ranks: int
+    after: str  # the newest checkpoint, such as `rl 4`; empty: the run begins again
+    restart: int  # number of this start among those of `train.restart_window_s`
+    of: int  # `train.restarts`
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,21 @@ class Generation:
         self._run(make(), "generating")
         return made
 
+    def forget(self) -> None:
+        """Drop all that was begun, here and in engines: the run returns to a checkpoint."""
+
+        async def forget() -> None:
+            if self._calls.cancelled:
+                await asyncio.wait([self._calls.cancelled])  # it changes the buffer until it ends
+            if self._sampler.gate:
+                await self._sampler.gate.open(self._sampler.gate.version)
+            if self._rollout:
+                await self._rollout.close()
+            await self._sampler.engines.abort_all()
+            await self._sampler.engines.flush_cache()
+
+        self._run(forget(), "dropping what was begun")
+
     def _run(self, work: Coroutine[Any, Any, T], what: str) -> T:
         return result_of(self._runner, self._calls.watched(self._returning.beside(work), what))
 
@@ -265,6 +280,11 @@ class StartingEngines:
         run needs."""
         if self._generation is None and self._engines.are_up():
             self.wait()
+
+    def forget(self) -> None:
+        """See `Generation.forget`. Engines that are still starting know of nothing."""
+        if self._generation:
+            self._generation.forget()
 
     def wait(self) -> Generation:
         """The generating side, once every engine is up; raises as `look`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import threading
@@ -69,6 +70,7 @@ class Learner:
     Attributes:
         resumed: the newest good checkpoint, whose state everything has now; None: a run from its beginning.
         position: how far the run has come; the loop counts on.
+        is_publishing: weights are on their way to engines, or were when a trainer died.
 
     Raises:
         SlimeError: the checkpoint, or the weights that the run starts from, cannot be read.
@@ -86,7 +88,8 @@ class Learner:
         cfg = topology.config
         self._cfg, self._folder, self._trainers, self._sharing, self._states = cfg, folder, trainers, sharing, states
         self._store = CheckpointStore(folder.checkpoints, cfg.train.checkpoint.keep)
-        self._planned = planned_peaks(topology, plugins.load())
+        self._plan = planned_peaks(topology, plugins.load())
+        self.is_publishing = False
         self._at_rest = threading.RLock()
         self._published: int | None = None
         self._saving: tuple[Staging, ExitStack] | None = None  # files are being written; the stack publishes them
@@ -94,8 +97,27 @@ class Learner:
         if cfg.algo.teacher.path is not None:
             self._teacher = TeacherFiles(cfg.algo.teacher.path)
             self._states = {**states, "teacher": self._teacher}
-        self.resumed = start or self._store.latest(trainers.examine)
-        self.position = self._continue(self.resumed) if self.resumed else self._begin()
+        self._beginning = copy.deepcopy({name: state.state_dict() for name, state in self._states.items()})
+        self._take_up(start or self._store.latest(trainers.examine))
+
+    def _take_up(self, checkpoint: Checkpoint | None) -> None:
+        self._planned, self.resumed = self._plan, checkpoint
+        self.position = self._continue(checkpoint) if checkpoint else self._begin()
+
+    def restore(self) -> None:
+        """Return to the newest good checkpoint, or else to what the run began with, as a resumed run does."""
+        for name, state in self._states.items():
+            state.load_state_dict(copy.deepcopy(self._beginning[name]))
+        self._take_up(self._store.latest(self._trainers.examine))
+
+    def begin_again(self, lost: SlimeError) -> None:
+        """Kill all ranks and start them again, without weights. What they were saving is given up for `lost`."""
+        self._trainers.begin_again()
+        with self._at_rest:  # the calls of whoever still waits for old ranks have failed
+            self._published, self.is_publishing = None, False
+            if self._saving:
+                (_, folder), self._saving = self._saving, None
+                folder.__exit__(type(lost), lost, lost.__traceback__)
 
     def _begin(self) -> Position:
         if self._cfg.model.weights is not None:
@@ -160,8 +182,9 @@ class Learner:
         """Hand the weights to every engine (None: to one that is not up); returns metrics, or raises."""
         self._sharing.for_weights()
         with self._at_rest:
+            self.is_publishing = True
             receipt = self._trainers.publish(engines, version)
-            self._published = version
+            self._published, self.is_publishing = version, False
         sizes = {"num_bytes": float(receipt.num_bytes), "num_bytes_sent": float(receipt.num_bytes_sent)}
         values = sizes | {f"seconds_{phase}": value for phase, value in receipt.seconds.items()}
         return {f"publish/{name}": value for name, value in values.items()}

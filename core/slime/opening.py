@@ -41,6 +41,7 @@ from slime.sampling.buffer import Begun
 from slime.sampling.guarded import GuardedBuffer, GuardedEstimator
 from slime.sampling.sampler import ScorerBySet, own_of_sets
 from slime.topology.topology import Topology
+from slime.trainer_return import TrainerReturn
 from slime.types import TrackedRun
 from stack_dumps.dumps import register
 
@@ -61,6 +62,7 @@ class Run:
     learner: Learner  # the training side
     estimator: GuardedEstimator  # of advantages, with its state
     engines: StartingEngines | None  # of the generating side; None: nothing is generated
+    trainers: TrainerReturn  # when some of the training side have died
 
     @property
     def generation(self) -> Generation:
@@ -171,7 +173,9 @@ def open_run(
         origin = f"continues after {step_of(learner.resumed.step, cfg.sft.num_steps)}, from {learner.resumed.path}"
     still = "; engines are still starting" if engines and not engines.are_connected else ""
     events.publish(Ready(f"ready: {origin}{still}"))
-    return Run(cfg, topology, stages, folder, events, StepLog(events), data, learner, estimator, engines)
+    step_log = StepLog(events)
+    trainers = TrainerReturn(topology, cluster.calls, learner, engines, folder, events, step_log)
+    return Run(cfg, topology, stages, folder, events, step_log, data, learner, estimator, engines, trainers)
 
 
 def _processes(topology: Topology) -> str:

@@ -25,11 +25,17 @@ def train(composed: Composed) -> None:
     with ExitStack() as stack:
         run = open_run(composed, stack)
         with in_order(run.events, run.cfg.run.stop_at), run.learner.settling():
-            for stage in run.stages:
-                LOOPS[stage.objective.trains_on](run, stage)
-        run.learner.export()
+            run.trainers.survive(partial(_to_the_end, run))
         run.folder.require_intact()
         run.events.publish(Complete())
+
+
+def _to_the_end(run: Run) -> None:
+    """All stages from where the run stands, and the export."""
+    for stage in run.stages:
+        LOOPS[stage.objective.trains_on](run, stage)
+    run.learner.settle()
+    run.learner.export()
 
 
 def supervise(run: Run, stage: Stage) -> None:

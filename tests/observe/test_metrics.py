@@ -95,6 +95,19 @@ def test_a_line_that_is_no_row_is_named(run, line):
         read_rows(run.metrics)
 
 
+def test_a_run_that_returns_to_a_checkpoint_writes_later_steps_again(run):
+    with MetricsLog(run) as metrics:
+        metrics(Restored(None))
+        for step in (1, 2, 3):
+            metrics(Step("rl", step, {"rollout/reward_mean": 0.5}))
+        metrics(Restored(("rl", 1)))
+        assert places(run) == [("rl", 1)]
+        metrics(Step("rl", 2, {"rollout/reward_mean": 0.25}))
+        run.require_intact()
+    assert [row["rollout/reward_mean"] for row in read_rows(run.metrics)] == [0.5, 0.25]
+    assert [row["step"] for row in read_rows(run.logs / "metrics-abandoned.jsonl")] == [2, 3]
+
+
 def test_a_run_whose_metrics_were_deleted_or_replaced_says_so(run):
     """What is written into a deleted file is lost, into another's place it is somebody else's."""
     with MetricsLog(run) as metrics:

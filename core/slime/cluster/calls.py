@@ -15,7 +15,7 @@ from slime.cluster.actors import Actor, EngineActor
 from slime.cluster.ray_starter import RayHosts
 from slime.cluster.stacks import hanging, late
 from slime.cluster.watch import Member, Restarting, Spare, Watch, died, first_end, first_unspared, spare_nobody
-from slime.errors import Consequence, Death, NoAnswer, SlimeError
+from slime.errors import Consequence, Death, Hang, NoAnswer, SlimeError
 from slime.topology.placement import ENGINE
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class Calls:
         hosts: of the run.
         tell: called every second that something lasts, with what, and the names of those who have not answered.
         restarts: of engines that die; None: each death ends the run.
+        cancelled: what `watched` left last; it may still be on its way to its end.
     """
 
     trainers: list[Member]
@@ -63,6 +64,7 @@ class Calls:
     hosts: RayHosts
     tell: Callable[[str, list[str]], None] = lambda what, whom: None
     restarts: Restarting | None = None
+    cancelled: asyncio.Task[Any] | None = None
     _watch: Watch | None = None
     _watching: threading.RLock = field(default_factory=threading.RLock)
     _beside: dict[Any, _Beside] = field(default_factory=dict)
@@ -70,10 +72,23 @@ class Calls:
 
     def check_in(self, limit_s: float) -> None:
         """Learn where the actors are; from now on they are watched."""
-        places = self.all(self._members, "starting", limit_s, Actor.check_in)
-        for member, place in zip(self._members, places, strict=True):
-            member.node, member.host, member.pid = place
+        self._find(self._members, limit_s)
         self._watch = Watch(self._members, self.logs, self.hosts)
+
+    def check_in_again(self, members: Sequence[Member], limit_s: float) -> None:
+        """The same of some that nobody looks after (`leave`), whose actors are new."""
+        self._find(members, limit_s)
+        self.join(members)
+
+    def _find(self, members: Sequence[Member], limit_s: float) -> None:
+        places = self.all(members, "starting", limit_s, Actor.check_in)
+        for member, place in zip(members, places, strict=True):
+            member.node, member.host, member.pid = place
+
+    def is_of_trainers(self, error: SlimeError) -> bool:
+        """Whether `error` says that a trainer rank has died, or hangs."""
+        names = {name for member in self.trainers for name in (member.name, str(member))}
+        return isinstance(error, Death | Hang) and error.where in names
 
     def all(
         self,
@@ -96,6 +111,13 @@ class Calls:
     def num_beside(self) -> int:
         """Calls of `watch_beside` that last, as far as is known, and processes of engines that start again."""
         return len(self._beside) + len(self._left)
+
+    def has_hosts_of_trainers(self) -> bool:
+        """Whether Ray still has the host of every trainer rank."""
+        import ray
+
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return alive.issuperset(member.node for member in self.trainers)
 
     def look_beside(self) -> None:
         """See which calls of `watch_beside` are answered, and how far the engines are that start again.
@@ -193,6 +215,7 @@ class Calls:
                 await asyncio.to_thread(self.look, what)
             return task.result()
         finally:
+            self.cancelled = task
             task.cancel()
             await asyncio.wait([task], timeout=STOP_S)
 
@@ -246,6 +269,8 @@ class Calls:
         except Death:
             raise
         except Exception as error:
+            if not isinstance(error, SlimeError):  # one rank fails for the end of another before Ray tells of that
+                time.sleep(WATCH_S)
             cause = self._dead() or (hanging(self._members, self.logs, error) if isinstance(error, NoAnswer) else None)
             if cause is None:
                 raise

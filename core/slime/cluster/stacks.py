@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.cluster.placement import on_node, this_node
-from slime.errors import NoAnswer, SlimeError
+from slime.errors import Hang, NoAnswer, SlimeError
 from stack_dumps.blame import apart, suspects
 from stack_dumps.dumps import StackDump, look
 
@@ -42,12 +42,12 @@ def take(members: Sequence[Member], logs: Path, why: str) -> list[StackDump]:
     return seen
 
 
-def late(members: Sequence[Member], logs: Path, pending: Sequence[Member], what: str, limit_s: float) -> SlimeError:
+def late(members: Sequence[Member], logs: Path, pending: Sequence[Member], what: str, limit_s: float) -> Hang:
     """The error of calls that gave no answer in time, with every stack taken."""
     told = f"no answer within {limit_s:g} s while {what}"
     todo = f"{_where(logs)} Raise cluster.hang_timeout_s if it was only slow."
     seen = suspects(take(members, logs, told), pending, OWN)
-    return SlimeError(f"{told}: {seen}", where=pending[0].name, todo=todo)
+    return Hang(f"{told}: {seen}", where=pending[0].name, todo=todo)
 
 
 def hanging(members: Sequence[Member], logs: Path, error: NoAnswer) -> SlimeError:

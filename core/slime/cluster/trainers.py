@@ -43,6 +43,20 @@ class TrainerGroup:
         """Have ranks import what `start` needs, and do not wait for them."""
         self._calls.watch_beside({rank.call(TrainerActor.prepare): rank for rank in self._calls.trainers}, "starting")
 
+    def begin_again(self) -> None:
+        """Kill what is left of every rank, which may hang, and start all of them; they hold no weights."""
+        import ray
+
+        ranks = self._calls.trainers
+        self._calls.leave(ranks)
+        for rank in ranks:
+            ray.kill(rank.actor)
+        for rank in ranks:  # in the places of the old ones, once these are gone
+            assert rank.make, "trainers can be made again"
+            rank.actor, rank.has_died, rank.pid = rank.make(), False, 0
+        self._calls.check_in_again(ranks, self._limits.start_timeout_s)
+        self.start()
+
     def start(self) -> None:
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s
         (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.meet)

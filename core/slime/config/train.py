@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slime.config.choices import LrDecay
-from slime.config.declare import BATCH, PERIOD, SAMPLES, STEPS, TOKENS, Bound, key
+from slime.config.declare import BATCH, PERIOD, SAMPLES, SECONDS, STEPS, TOKENS, Bound, key
 
 OPTIMIZER_DEFAULTS = {"optimizer": "adam", "lr": 1e-6, "min_lr": 0.0, "weight_decay": 0.0}
 """What slime puts in the place of Megatron-core's own defaults, which are made for pre-training."""
@@ -75,6 +75,13 @@ class TrainConfig:
     lr_decay_steps: int | None = key(None, PERIOD, may_change=True, known_as="lr_decay_iters")
     """Optimizer steps of the policy at which the decay ends; empty means the whole run."""
     checkpoint: CheckpointConfig = key(make=CheckpointConfig, may_change=True)
+    restarts: int = key(2, Bound(0, 1000), may_change=True)
+    """Times within `restart_window_s` that all trainer ranks are started again because one has died, or hangs; the run
+    returns to its newest checkpoint, and engines stay. One more death ends the run, and with 0 the first. Trainers that
+    share devices with engines are never started again."""
+    restart_window_s: float = key(3600.0, SECONDS, may_change=True)
+    """Seconds for which a death of a trainer rank counts. One in a step that the run has not passed since counts on: it
+    may be what that step does."""
 
     @property
     def optimizer_steps(self) -> int:

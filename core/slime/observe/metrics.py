@@ -60,7 +60,8 @@ class MetricsLog:
 
     def _open(self, resumed: Position | None) -> None:
         """Rows after `resumed`, all of them if it is None, move to `logs/metrics-abandoned.jsonl`, because their steps
-        run again."""
+        run again. Comes again where the run returns to a checkpoint."""
+        self.__exit__()
         with files.disk_errors(self._run.metrics):
             _truncate(self._run, resumed)
             # Unbuffered: after a failed write nothing is kept back that a later row would be glued to.

@@ -125,7 +125,7 @@ class Rollout:
         """Every engine holds `version` now: begin ahead what may be begun."""
 
     async def close(self) -> None:
-        """Leave everything where it stands."""
+        """Leave everything where it stands; `go_on` begins with `begun`, if it follows."""
 
 
 class Ahead(NamedTuple):

@@ -77,6 +77,7 @@ class GroupsAhead(Rollout):
             with suppress(asyncio.CancelledError, Exception):  # what ended it has been raised
                 await self._task
             await self._pipeline.cancel()
+            self.__post_init__()  # `go_on` may follow
 
     def _next_groups(self) -> list[Group]:
         """What the step is to train on, as far as it was begun."""

@@ -62,8 +62,9 @@ class Bench:
         self.version, self.train_s = 0, TRAIN_S
         self.steps: list[Collected] = []
 
-    async def train(self, num_steps: int, *, evaluates: bool = False) -> None:
-        """The next steps, up to the checkpoint behind the last of them."""
+    async def train(self, num_steps: int, *, evaluates: bool = False, returns: tuple[int, int] | None = None) -> None:
+        """The next steps, up to the checkpoint behind the last of them. Behind the second of the two steps in `returns`
+        trainers are lost, once, and all returns to a checkpoint behind the first."""
         engines = EngineSet([self.engine])
         gate = EngineGate(engines, self.cfg.publish, 600.0)
         reward = RewardConfig(name="scripted", max_failed_share=self.max_failed_share)
@@ -79,7 +80,19 @@ class Bench:
 
         try:
             await publish()
-            for _ in range(num_steps):
+            last = len(self.steps) + num_steps
+            while len(self.steps) < last:
+                if returns and len(self.steps) == returns[0]:
+                    saved = driver_state.dumps(self.begun.state_dict()), self.prompts.taken
+                if returns and len(self.steps) == returns[1]:
+                    await gate.close()  # as they were publishing
+                    await gate.open(gate.version)
+                    await rollout.close()
+                    self.begun.load_state_dict(driver_state.loads(saved[0]))
+                    self.prompts.taken, self.version = saved[1], returns[0]
+                    del self.steps[returns[0] :]
+                    returns = None
+                    await publish()
                 self.steps.append(await rollout.collect(self.version))
                 before = rollout.num_tokens
                 await asyncio.sleep(self.train_s)
@@ -259,6 +272,19 @@ def test_a_run_that_is_killed_goes_on_with_what_was_begun(at: int):
     assert other.engine.num_tokens == sum(map(len, kept.values())) - sum(map(len, ended.values()))
     for version, step in enumerate(other.steps, start=at):
         assert max(staleness(group, version) for group in step.groups) <= 2
+
+
+@pytest.mark.parametrize("bound", [1, 3])
+def test_a_run_that_lost_its_trainers_returns_to_what_was_begun_by_then(bound: int):
+    """In the same process: what was begun since is dropped, and nothing is lost or trained twice."""
+    bench = Bench(bound)
+    run(bench.train(STEPS, returns=(2, 5)))
+    assert bench.used == list(range(STEPS * A_STEP))
+    assert bench.prompts.taken == STEPS * A_STEP
+    assert not bench.begun.groups
+    for version, step in enumerate(bench.steps):
+        assert max(staleness(group, version) for group in step.groups) <= bound
+        assert {s.version for g in step.groups for one in g.samples for s in one.spans} <= set(range(version + 1))
 
 
 def test_a_lower_bound_has_what_is_too_old_begun_again():

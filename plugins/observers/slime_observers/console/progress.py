@@ -16,7 +16,18 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slime.events import EngineBack, EngineLost, Evaluation, Event, Phase, Samples, StageBegan, StageEnded, Step
+from slime.events import (
+    EngineBack,
+    EngineLost,
+    Evaluation,
+    Event,
+    Phase,
+    Samples,
+    StageBegan,
+    StageEnded,
+    Step,
+    TrainersLost,
+)
 from slime.observe.metrics import ENTROPY, HELD_OUT, LENGTH, LOSS, REWARD, TOKENS_PER_S
 from slime.printable import printable
 from slime.types import RL, SFT, Sample
@@ -52,14 +63,18 @@ class ProgressLine:
         if isinstance(event, StageBegan):
             stage = Progress(event.stage, event.total, event.done, live=self._live)
             self._stage = self._stack.enter_context(stage)
-        elif isinstance(event, EngineLost | EngineBack):
+        elif isinstance(event, EngineLost | EngineBack | TrainersLost):
             self._note(event)
         elif self._stage is not None:
             self._tell(self._stage, event)
 
-    def _note(self, event: EngineLost | EngineBack) -> None:
+    def _note(self, event: EngineLost | EngineBack | TrainersLost) -> None:
         """A line of its own, above the bar."""
-        if isinstance(event, EngineLost):
+        if isinstance(event, TrainersLost):
+            ranks = "1 trainer rank starts" if event.num_ranks == 1 else f"{event.num_ranks} trainer ranks start"
+            after = f"after {event.after}" if event.after else "from the beginning"
+            said = f"{event.why}; {ranks} again {after} ({event.restart} of {event.of})"
+        elif isinstance(event, EngineLost):
             said = f"{event.why}; {event.engine} starts again ({event.restart} of {event.of})"
         else:
             does = "is up" if event.is_new else "takes requests again"

@@ -17,7 +17,8 @@ NUM_PROMPTS = 4
 
 
 class TensorBoard:
-    """Writes events through TensorBoard's own messages and records, a file for each stage and session.
+    """Writes events through TensorBoard's own messages and records, a file for each stage and session. Steps that run
+    again in one have another.
 
     Its `EventFileWriter` would hand them to a thread, which dies silently on a full disk and then blocks the run.
     """
@@ -34,6 +35,7 @@ class TensorBoard:
 
     def resume(self, stage: str, step: int) -> None:
         self._resumed = (stage, step)
+        self._close()
 
     def log(self, stage: str, step: int, time: float, values: Mapping[str, float]) -> None:
         """One event with every value of a step, flushed."""
@@ -80,8 +82,11 @@ class TensorBoard:
 
     def finish(self, status: RunStatus) -> None:
         """Flush and close every stage's file."""
-        for writer in self._writers.values():
-            writer.close()
+        self._close()
+
+    def _close(self) -> None:
+        while self._writers:
+            self._writers.popitem()[1].close()
 
 
 def _text(row: SampleRow) -> str:

@@ -12,7 +12,7 @@ from slime.contracts import SampleRow, SampleTables, SampleTracker, Tracker
 from slime.errors import SlimeError
 from slime.events import Ended, Event, Restored, SampleRows, Step
 from slime.time_limit import FAILURES, DidNotReturnError, failure, within
-from slime.types import RunStatus, TrackedRun
+from slime.types import SFT, RunStatus, TrackedRun
 
 RETRY_S = 60.0
 """Seconds for which a tracker that failed is left alone: one that waits for a server costs the run that time each
@@ -36,6 +36,7 @@ class Trackers:
         self._trackers = {name: _Guarded(name, tracker, clock) for name, tracker in chosen.items()}
         self._samples: dict[str, Sequence[SampleRow]] = {}
         self._started: list[_Guarded] = []
+        self._has_begun = False
 
     def start(self, run: TrackedRun) -> Trackers:
         """Connect all; raises SlimeError where one does not start."""
@@ -50,13 +51,13 @@ class Trackers:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Restored(position) if position is not None:
+            case Restored(position) if position or self._has_begun:
                 for guarded in self._started:
-                    guarded.resume(*position)
+                    guarded.resume(*(position or (SFT, 0)))
             case SampleRows():
                 self._samples |= event.tables
             case Step():
-                samples, self._samples = self._samples, {}
+                samples, self._samples, self._has_begun = self._samples, {}, True
                 for guarded in self._started:
                     guarded.add((event.stage, event.step, event.time, event.values), samples)
             case Ended():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from slime.events import Evaluation, Events, Step
+from slime.events import Evaluation, Events, Step, TrainersLost
 from slime.types import Prompt, Sample, Verdict
 from slime_observers.console import progress
 from slime_observers.console.progress import Progress, ProgressLine, duration
@@ -154,6 +154,17 @@ def test_the_best_and_the_worst_sample_are_on_a_terminal_in_a_line_each():
     assert "unjudged" not in shown
     with Progress("rl", 3, console=plain(terminal=True)) as bar:
         bar.samples([sample(None, "unjudged")])
+
+
+def test_trainers_that_start_again_have_a_line(capsys):
+    events = Events(ProgressLine())
+    events.publish(TrainersLost("trainer-0 (pid 7 on h): was killed by SIGKILL", 1, "", 1, 2))
+    with events.stage("rl", 3, 1):
+        events.publish(TrainersLost("trainer-3: no answer within 20 s while train_rl", 8, "rl 40", 2, 2))
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "trainer-0 (pid 7 on h): was killed by SIGKILL; 1 trainer rank starts again from the beginning (1 of 2)",
+        "trainer-3: no answer within 20 s while train_rl; 8 trainer ranks start again after rl 40 (2 of 2)",
+    ]
 
 
 def test_the_line_of_a_run_follows_its_events(monkeypatch, capsys):

@@ -63,3 +63,16 @@ def test_tensorboard_has_every_value_and_hides_what_runs_again(tmp_path):
     assert values == [(step, "rollout/reward_mean", pytest.approx(step / 10)) for step in (1, 2, 3, 2, 3)]
     starts = [event.step for event in rl if event.session_log.status == SessionLog.START]
     assert starts == [0, 2]
+
+
+def test_a_session_hides_what_runs_again_in_it(tmp_path):
+    tracker = TensorBoard()
+    tracker.start(TrackedRun("it", tmp_path, {}))
+    for step in (1, 2, 3):
+        tracker.log("rl", step, 1.8e9 + step, {"train/loss": 1.0})
+    tracker.resume("rl", 1)
+    tracker.log("rl", 2, 1.8e9 + 4, {"train/loss": 2.0})
+    tracker.finish("finished")
+    found = list(events(tmp_path / "tensorboard/rl"))
+    assert [event.step for event in found if event.summary.value] == [1, 2, 3, 2]
+    assert [event.step for event in found if event.session_log.status == SessionLog.START] == [0, 2]

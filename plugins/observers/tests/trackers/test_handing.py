@@ -89,6 +89,15 @@ def test_every_row_in_order(recorder, tmp_path):
     assert recorder.calls == ["start", "resume sft 3", "finished"]
 
 
+def test_a_run_that_returns_to_a_step_or_to_its_beginning(recorder, tmp_path):
+    with started(tmp_path, acme=recorder) as run:
+        run.events.publish(Restored(None))
+        run.log([1, 2])
+        run.events.publish(Restored(("rl", 1)))
+        run.events.publish(Restored(None))
+    assert recorder.calls == ["start", "resume rl 1", "resume sft 0", "finished"]
+
+
 @pytest.mark.parametrize(("error", "status"), [(ValueError("x"), "failed"), (KeyboardInterrupt(), "interrupted")])
 def test_how_the_run_ended(recorder, tmp_path, error, status):
     with pytest.raises(type(error)), started(tmp_path, acme=recorder):

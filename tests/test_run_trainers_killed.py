@@ -1,0 +1,111 @@
+"""Whole runs whose trainer ranks are killed or stopped, and come back."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime.observe.metrics import read_rows
+from tests.running import NO_CHECKPOINTS, NO_STOP, Run
+from tests.test_run_engines_killed import members, outcome, servers, standing
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+RANK = "ray::TrainerActor"
+BACK = re.compile(r"trainers are back, \d+ s after their end: the run (.*)$", re.M)
+
+
+def lose(run: Run, rank: int = 0, how: signal.Signals = signal.SIGKILL) -> None:
+    """Signal a rank, and wait until trainers are back."""
+    num_back = len(BACK.findall(run.text()))
+    with standing(run):
+        members(run, RANK)[rank].send_signal(how)
+    run.until(lambda: len(BACK.findall(run.text())) > num_back)
+
+
+def require_same(run: Run, unhurt: Run) -> None:
+    """What was generated, evaluated and learnt, and the weights, to the bit."""
+    assert outcome(run) == outcome(unhurt)
+    assert run.losses() == unhurt.losses()
+    assert run.weights() == unhurt.weights()
+
+
+def test_a_rank_that_is_killed_or_stopped_comes_back_and_nothing_is_lost(finished: Run, tmp_path: Path) -> None:
+    """Killed behind the first step of the stage, and stopped behind the second. The newest checkpoint may still be on
+    its way to the disk then."""
+    run = Run(tmp_path, settings={"cluster.hang_timeout_s": 20}, silence_s=120).start()
+    run.until(lambda: (run.path / "checkpoints/step-000004").exists() and run.has_step("rl", 1))
+    engines = servers(run)
+    lose(run)
+    run.until(lambda: run.has_step("rl", 2))
+    lose(run, how=signal.SIGSTOP)
+    run.remember()
+    assert servers(run) == engines, "they stay"
+    run.succeed()
+    assert run.strays() == []
+    assert run.litter() == []
+    require_same(run, finished)
+    killed, stopped = re.findall(r"^trainer-0\S* .*; 1 trainer rank starts again .*$", run.text(), re.M)
+    first = re.search(r"pid \d+ on .*\): was killed by SIGKILL.*starts again after (\w+ \d) \(1 of 2\)$", killed)
+    second = re.search(r"no answer within 20 s while .*starts again after (\w+ \d) \(2 of 2\)$", stopped)
+    assert first
+    assert second
+    assert BACK.findall(run.text()) == [f"continues after {each[1]}" for each in (first, second)]
+    steps = [row["step"] for row in run.rows("rl")]
+    assert steps == sorted(set(steps))
+    abandoned = read_rows(run.path / "logs/metrics-abandoned.jsonl")
+    assert abandoned
+    assert sum(row.get("trainers/restarts", 0) for row in [*run.rows("rl"), *abandoned]) == 2
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param({"algo": "ppo"}, id="critic"), pytest.param({"algo": "ppo", **NO_CHECKPOINTS}, id="beginning")],
+)
+def test_two_ranks_with_a_critic_come_back(tmp_path: Path, settings: Mapping[str, Any]) -> None:
+    """Rank 1 dies; where no checkpoint is there all begins again, whatever engines, which were up, hold."""
+    runs = [Run(tmp_path / name, cluster="local2", settings=settings) for name in ("unhurt", "hurt")]
+    for run in runs:
+        run.folder.mkdir()
+    unhurt, hurt = runs
+    unhurt.start().succeed()
+    hurt.start().until(lambda: hurt.has_step("rl", 3))
+    lose(hurt, rank=1)
+    hurt.succeed()
+    require_same(hurt, unhurt)
+    after = "begins again" if "train.checkpoint.interval" in settings else "continues after rl 2"
+    assert BACK.findall(hurt.text()) == [after]
+
+
+def test_samples_that_were_begun_ahead_are_begun_again(tmp_path: Path) -> None:
+    settings = {"rollout.max_staleness": 1, "rollout.publish": "keep", "run.num_steps": 6}
+    run = Run(tmp_path, settings=settings).start()
+    run.until(lambda: run.has_step("rl", 3))
+    lose(run)
+    run.succeed()
+    rows = [row for row in run.rows("rl") if "train/loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert all(row["rollout/staleness_max"] <= 1 for row in rows)
+
+
+def test_the_run_ends_once_the_budget_is_spent(tmp_path: Path) -> None:
+    """In supervised steps, while engines may still be starting."""
+    settings = {**NO_CHECKPOINTS, **NO_STOP, "sft.num_steps": 10000, "train.restarts": 1}
+    run = Run(tmp_path, settings=settings).start()
+    run.until(lambda: run.has_step("sft", 1))
+    lose(run)
+    with standing(run):
+        run.remember()
+        trainer = members(run, RANK)[0]
+        trainer.kill()
+    assert run.finish() == 2
+    last = run.text().splitlines()[-1]
+    assert re.match(rf"slime: trainer-0 \(pid {trainer.pid} on .*\): was killed by SIGKILL", last), last
+    assert "1 trainer rank starts again from the beginning (1 of 1)" in run.text()
+    assert run.strays() == []
+    assert run.litter() == []
