@@ -2,14 +2,10 @@
 
     python benchmarks/published.py qwen2.5-coder-0.5b models/Qwen2.5-Coder-0.5B-Instruct
     python benchmarks/published_parity.py models/Qwen2.5-Coder-0.5B-Instruct
-    python benchmarks/published_parity.py models/SmolLM2-135M-Instruct --bf16
 
 The engine samples answers to a few prompts at temperature 1. Its weights are those of the checkpoint, published as in a
 run. All three score the same tokens in fp32. Printed are the answers, and the largest and the mean difference of a
 token's log-prob to transformers', in nats.
-
-With `--bf16` engine and trainer compute in bf16, transformers in fp32 with the same weights: once with logits in bf16,
-once with `model.fp32_lm_head`. Each engine's own answers are compared with the trainer, too.
 """
 
 from __future__ import annotations
@@ -66,7 +62,7 @@ async def answers(engine: Endpoint, prompts: Sequence[list[int]], num_tokens: in
         await client.close()
 
 
-def of_trainer(rank: Rank, folder: Path, sequences: Sequence[list[int]], bf16: bool, fp32_head: bool) -> list[Tensor]:
+def of_trainer(rank: Rank, folder: Path, sequences: Sequence[list[int]]) -> list[Tensor]:
     """[tokens - 1] of each sequence: log-probs of its tokens, by the model that a trainer rank builds, in one pack."""
     from megatron_core_portable import cpu_stands_in_for_cuda
     from slime_megatron.train import megatron
@@ -74,8 +70,7 @@ def of_trainer(rank: Rank, folder: Path, sequences: Sequence[list[int]], bf16: b
     from slime_megatron.train.weights.load import load_hf
 
     hf = read_hf_config(str(folder))
-    cfg = run_config(hf["model_type"], folder, {"bf16": bf16})
-    cfg.model.fp32_lm_head = fp32_head
+    cfg = run_config(hf["model_type"], folder, {})
     megatron.initialize(cfg, *rank)
     bridge = plugins.load().models.create(cfg.model.family)
     built = megatron.build(cfg, bridge, hf)
@@ -108,40 +103,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare log-probs of a published model on this machine's CPU.")
     parser.add_argument("model", type=Path, help="HF folder with weights")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer")
-    parser.add_argument("--bf16", action="store_true", help="engine and trainer, without and with fp32 logits")
     arguments = parser.parse_args()
     folder = arguments.model.resolve()
-    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).float().eval()
-    print(conditions())
-    for fp32_head in (False, True) if arguments.bf16 else (False,):
-        print(f"\n## {str(dtype).removeprefix('torch.')}{', logits in fp32' if fp32_head else ''}")
-        measure(folder, model, dtype, arguments.tokens, fp32_head)
-
-
-def measure(folder: Path, model: torch.nn.Module, dtype: torch.dtype, num_tokens: int, fp32_head: bool) -> None:
-    """Print the answers and the table."""
     prompts = prompt_tokens(folder)
-    exported = {name: tensor.to(dtype) for name, tensor in as_exported(model, folder).items()}
-    fields = {"dtype": str(dtype).removeprefix("torch."), "max_total_tokens": 2048, "enable_fp32_lm_head": fp32_head}
-    with tempfile.TemporaryDirectory() as scratch, running_engine(folder, Path(scratch) / "log", **fields) as engine:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    exported = as_exported(model, folder)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        running_engine(folder, Path(scratch) / "engine.log", max_total_tokens=2048) as engine,
+    ):
         publish(iter(exported.items()), [engine.endpoint], 1, BUCKET_BYTES)
-        completions = asyncio.run(answers(engine.endpoint, prompts, num_tokens))
+        completions = asyncio.run(answers(engine.endpoint, prompts, arguments.tokens))
     sequences = [[*prompt, *each.tokens] for prompt, each in zip(prompts, completions, strict=True)]
     whole = [of_transformers(model, sequence) for sequence in sequences]
-    is_bf16 = dtype is torch.bfloat16
-    [trained] = run_ranks(of_trainer, 1, folder, sequences, is_bf16, fp32_head, timeout_s=SECONDS)
-    tokenizer, own = AutoTokenizer.from_pretrained(folder), [each.logprobs for each in completions]
+    answered = [scores[len(prompt) - 1 :] for scores, prompt in zip(whole, prompts, strict=True)]
+    [trained] = run_ranks(of_trainer, 1, folder, sequences, timeout_s=SECONDS)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    print(conditions())
     for prompt, each in zip(PROMPTS, completions, strict=True):
         print(f"\n{prompt}\n  {tokenizer.decode(each.tokens)!r}")
-    answered, trainers = (
-        [scores[len(prompt) - 1 :] for scores, prompt in zip(of_all, prompts, strict=True)]
-        for of_all in (whole, trained)
-    )
-    print("\n| compared | tokens | largest | mean |\n|---|---|---|---|")
-    print(compare("engine with transformers, its own answers", own, answered))
-    print(compare("trainer with transformers, prompts and answers", trained, whole))
-    print(compare("engine with trainer, its own answers", own, trainers), flush=True)
+    print("\n| against transformers | tokens | largest | mean |\n|---|---|---|---|")
+    print(compare("engine, its own answers", [each.logprobs for each in completions], answered))
+    print(compare("trainer, prompts and answers", trained, whole))
 
 
 if __name__ == "__main__":
