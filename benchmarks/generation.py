@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--widths", nargs="*", default=[], metavar="FIELD=NUMBER", help="of config.json")
     parser.add_argument("--fp8", help="rollout.fp8: block, or an FP8 folder")
     parser.add_argument("--unrounded", action="store_true", help="train weights that E4M3 does lose something of")
+    parser.add_argument("--fp32-lm-head", action="store_true", help="model.fp32_lm_head=true")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE")
     options = parser.parse_args()
     published = [config_of(name) for name in options.models or MODELS]
@@ -113,6 +114,7 @@ def main() -> None:
             round_trained=not options.unrounded,
             routing=options.replay,
             widths=widths,
+            fp32_lm_head=options.fp32_lm_head,
         )
     failures = [
         f"{path.parent.name}: {error}" for path, one in zip(published, found, strict=True) if (error := one.exception())

@@ -10,6 +10,7 @@
 # kernels    1        60     the digest and copy kernels, publishing by CUDA IPC: run it first
 # tests      1       200     every test marked gpu
 # generation 1       150     the engine's log-probs against the trainer's: every family, at its real head sizes
+# fp32-head  1       600     logits in fp32 and not, at the widths of GLM-4-9B, GLM-4.5-Air and GLM-4.7-Flash: gap, time, memory
 # fp8        1       400     quantising beside a copy; engines in FP8 against trainers, with deep_gemm and with triton; a run
 # glm5, v32  1       460     the laptop run with sparse attention, to its reward (engine with FlashAttention-3)
 # offload    1        60     GB/s off the GPU and back, what stays there
@@ -87,6 +88,15 @@ for part in "${parts[@]}"; do
     generation) run generation 420 python3 benchmarks/generation.py ;;
     replay) run replay 420 python3 benchmarks/generation.py GLM-4.5-Air GLM-4.7-Flash DeepSeek-R1 GLM-5.2 Qwen3-30B-A3B --replay ;;
     sparse) run sparse 400 python3 benchmarks/train.py --model glm5.2 --profile ;;
+    fp32-head)
+      run fp32-head-4096 120 python3 benchmarks/logprob.py
+      run fp32-head-2048 120 python3 benchmarks/logprob.py --sizes 2048 154880
+      for head in "" --fp32-lm-head; do  # no word where empty
+        run "gap-4096$head" 300 python3 benchmarks/generation.py GLM-4-9B-0414 GLM-4.5-Air $head \
+          --widths hidden_size=4096 vocab_size=151552
+        run "gap-2048$head" 200 python3 benchmarks/generation.py GLM-4.7-Flash $head \
+          --widths hidden_size=2048 vocab_size=154880
+      done ;;
     fp8)
       run fp8 60 python3 benchmarks/fp8.py
       for runner in deep_gemm triton; do

@@ -1,12 +1,14 @@
-"""Log-probs and entropies from hidden states, forward and backward: time, memory and error of four ways.
+"""Log-probs and entropies from hidden states, forward and backward: time, memory and error of five ways.
 
     python benchmarks/logprob.py                        # hidden 4096, vocabulary 151,552, 8k to 128k tokens, one GPU
+    python benchmarks/logprob.py --sizes 2048 154880    # of GLM-4.7-Flash; GLM-4.5-Air and GLM-4-9B have the first
     python benchmarks/logprob.py --device cpu --tiny    # a second, to see that it runs
 
 - plain: log_softmax over all logits at once, as torch has it;
 - chunked: `vocabulary_logprobs.logprob` with plain torch operations on each chunk;
 - fused: the same with the kernels that a policy on this device chooses (on a CPU there are none);
-- kept: like that in chunks of the size that is usual on GPUs, the last of which is not computed again.
+- kept: like that in chunks of the size that is usual on GPUs, the last of which is not computed again;
+- fp32: like that with `model.fp32_lm_head`.
 
 Growth is the peak of allocated memory over hidden states, weights and Megatron's fp32 gradient buffer of the weights,
 all of which are there before; the hidden states' gradient is part of it. Errors are against float64 at the smallest
@@ -16,6 +18,7 @@ size: largest absolute difference of log-probs and entropies (nats), relative Eu
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -81,7 +84,7 @@ def plain(inputs: Inputs) -> Tensor:
     return torch.stack([log_p.gather(1, inputs.labels[:, None])[:, 0], -(log_p.exp() * log_p).sum(1)])
 
 
-def chunked(kernels: VocabularyKernels, chunk: int) -> Way:
+def chunked(kernels: VocabularyKernels, chunk: int, *, fp32_logits: bool = False) -> Way:
     def way(inputs: Inputs) -> Tensor:
         return logprobs_and_entropy(
             inputs.hidden,
@@ -92,6 +95,7 @@ def chunked(kernels: VocabularyKernels, chunk: int) -> Way:
             group=dist.group.WORLD,
             kernels=kernels,
             main_grad=inputs.main_grad,
+            fp32_logits=fp32_logits,
         )
 
     return way
@@ -160,11 +164,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--sizes", nargs=2, type=int, metavar=("HIDDEN", "VOCABULARY"), help="of a model")
     options = parser.parse_args()
     sizes, device = TINY if options.tiny else REAL, torch.device(options.device)
+    if options.sizes:
+        hidden, vocabulary = options.sizes
+        sizes = dataclasses.replace(sizes, hidden=hidden, vocabulary=vocabulary)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     ways = {"plain": plain, "chunked": chunked(PlainKernels(), sizes.chunk)}
     ways["kept"] = chunked(vocabulary_kernels(device), sizes.kept)
+    ways["fp32"] = chunked(vocabulary_kernels(device), sizes.kept, fp32_logits=True)
     ways["fused"] = chunked(vocabulary_kernels(device), sizes.chunk)  # the last, whose growth is promised
     print(
         f"{conditions()}\nhidden {sizes.hidden}, vocabulary {sizes.vocabulary}, bf16, chunks of {sizes.chunk} tokens, "

@@ -73,11 +73,12 @@ def test_the_cut_of_glm52_has_its_widths_and_kinds_of_layers(tmp_path: Path) -> 
     assert list(keywords["moe_layer_freq"]) == [0, 1, 1]
 
 
-def test_four_ways_to_logprobs_agree() -> None:
+def test_five_ways_to_logprobs_agree() -> None:
     table = rows("logprob.py", "--device", "cpu", "--tiny")
     assert [(row[0], row[1]) for row in table] == [
-        (num_tokens, way) for num_tokens in ("64", "256") for way in ("plain", "chunked", "kept", "fused")
+        (num_tokens, way) for num_tokens in ("64", "256") for way in ("plain", "chunked", "kept", "fp32", "fused")
     ]
-    errors = [float(cell) for row in table[:4] for cell in row[4:]]
-    assert min(errors) > 0
-    assert max(errors) < 2e-2  # bf16
+    errors = {row[1]: [float(cell) for cell in row[4:]] for row in table[:5]}
+    assert min(min(cells) for cells in errors.values()) > 0
+    assert max(max(cells) for cells in errors.values()) < 2e-2  # bf16
+    assert max(errors["fp32"][:2]) < 1e-5

@@ -7,8 +7,9 @@ import pytest
 from slime.config.keys import FOREIGN, SECTIONS, open_section, own_keys, suggest
 from slime.config.passthrough import SOURCES
 
-MAX_KEYS = 205
-"""Last came: `train.restarts` and `train.restart_window_s` bound how often trainers come back, as those of engines do;
+MAX_KEYS = 206
+"""Last came: `model.fp32_lm_head` is of trainers and engines alike, which no field of either library is;
+`train.restarts` and `train.restart_window_s` bound how often trainers come back, as those of engines do;
 `limit` of each set of rows takes its first ones;
 `observe.replay_mb`, `observe.prometheus` and `observe.trace` keep and show what debugging a run needs;
 `run.stop_at` ends a run before a scheduler does; `rollout.backend` chooses the inference server;

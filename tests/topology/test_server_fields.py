@@ -47,6 +47,16 @@ def test_layer_cut_joins_the_users_overrides():
     assert overrides == {"rope_theta": 1e6, "num_hidden_layers": 2}
 
 
+def test_engines_of_the_trained_model_compute_logits_as_trainers_do():
+    cfg = cpu_config()
+    cfg.rollout.engines = {"judge": EngineGroupConfig(model=str(MODEL))}
+    assert all("enable_fp32_lm_head" not in engine.fields for engine in read_topology(cfg).every_engine)
+    cfg.model.fp32_lm_head = True
+    sampling, frozen = read_topology(cfg).every_engine
+    assert sampling.fields["enable_fp32_lm_head"] is True
+    assert "enable_fp32_lm_head" not in frozen.fields
+
+
 @pytest.mark.parametrize("placement", Placement)
 def test_only_colocated_engines_give_memory_back(placement):
     cfg = cpu_config()

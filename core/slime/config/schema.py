@@ -82,6 +82,9 @@ class ModelConfig:
     """checkpoint: load the safetensors of `path`; random: initialise from config.json alone."""
     num_layers: int | None = key(None, Bound(1, MAX_LAYERS))
     """Cut the model to this many layers (first ones kept); needs `init: random` or a checkpoint that has them."""
+    fp32_lm_head: bool = key(False, known_as="cast_lm_head_to_fp32")
+    """Logits in fp32, in trainers and engines alike, which the model's precision would round: less difference between
+    their log-probs, for time and memory (docs/troubleshooting.md)."""
 
 
 @dataclass

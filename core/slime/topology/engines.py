@@ -12,6 +12,8 @@ from slime.algo.stages import run_stages
 from slime.config.schema import ClusterConfig, EngineGroupConfig, Role, RolloutConfig, SlimeConfig
 from slime.errors import SlimeError
 
+FP32_HEAD = "enable_fp32_lm_head"
+"""SGLang's field that engines get by `model.fp32_lm_head`."""
 DEFAULT = "default"
 """Name of the only group that samples where `rollout.engines` names none."""
 MAX_IMBALANCE = 8
@@ -25,7 +27,8 @@ class EngineGroup:
     Attributes:
         devices: of all engines together.
         devices_per_engine: tp_size x pp_size.
-        sglang: fields of ServerArgs by the user: `rollout.sglang` and over it the group's own, with `tp_size`.
+        sglang: fields of ServerArgs by the user: `rollout.sglang` and over it the group's own, with `tp_size`, and with
+            `FP32_HEAD` where engines of the trained model need it.
         environment: variables by the user: the cluster's and over them the group's own.
         most_requests: that one of the engines has at once. `EngineSet` may give one engine more than another.
         own_fields: those of `sglang` that the group itself sets.
@@ -128,6 +131,8 @@ def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
     groups = [_group(cfg.cluster, cfg.rollout, name, group, everything) for name, group in configured.items()]
     if sum(group.num_engines for group in groups) > 1 and not work_in_pairs(groups):
         groups = [dataclasses.replace(group, most_requests=group.most_requests + MAX_IMBALANCE) for group in groups]
+    if cfg.model.fp32_lm_head:
+        groups = [dataclasses.replace(group, sglang={FP32_HEAD: True, **group.sglang}) for group in groups]
     return tuple(groups)
 
 

@@ -292,9 +292,12 @@ def on_a_rank(store: Path, rank: int) -> list[np.ndarray]:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("fp32_logits", [False, True])
 @pytest.mark.parametrize("with_main_grad", [True, False])
-def test_on_a_gpu_in_bf16(lone_group: dist.ProcessGroup, with_main_grad: bool) -> None:
-    """Against float64: logits are rounded to bf16, 2^-9 of at most 12; probabilities and gradients once more."""
+def test_on_a_gpu_in_bf16(lone_group: dist.ProcessGroup, with_main_grad: bool, fp32_logits: bool) -> None:
+    """Against float64: logits are rounded to bf16, 2^-9 of at most 12, or summed in fp32 alone; probabilities and
+    gradients once more."""
+    tolerance = {"rtol": 0, "atol": 3e-5 if fp32_logits else 3e-2}
     generator = torch.Generator("cuda").manual_seed(0)
     options = {"device": "cuda", "generator": generator}
     hidden = torch.randn(700, 256, dtype=torch.bfloat16, **options).requires_grad_()
@@ -305,18 +308,18 @@ def test_on_a_gpu_in_bf16(lone_group: dist.ProcessGroup, with_main_grad: bool) -
     weights = torch.randn(2 + len(others), 700, **options)
     exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
     common = {"chunk_tokens": 128, "group": lone_group, "temperature": 1.25}
-    ids, top = top_logprobs(hidden, weight, 6, kernels=vocabulary_kernels(hidden.device), **common)
+    of_gpu = {"kernels": vocabulary_kernels(hidden.device), "fp32_logits": fp32_logits}
+    ids, top = top_logprobs(hidden, weight, 6, **of_gpu, **common)
     told = plain(hidden.detach().double(), weight.detach().double(), labels, 1.25, ids.t())[2:].t()
-    torch.testing.assert_close(top.double(), told, rtol=0, atol=3e-2)
+    torch.testing.assert_close(top.double(), told, **tolerance)
     common |= {"entropy_gradient": True, "others": others}
     wanted = logprobs_and_entropy(*exact, labels, kernels=PlainKernels(), **common)
     wanted.backward(weights.double())
     main_grad = torch.zeros(weight.shape, device="cuda") if with_main_grad else None
-    kernels = vocabulary_kernels(torch.device("cuda"))
-    assert not isinstance(kernels, PlainKernels)
-    got = logprobs_and_entropy(hidden, weight, labels, kernels=kernels, main_grad=main_grad, **common)
+    assert not isinstance(of_gpu["kernels"], PlainKernels)
+    got = logprobs_and_entropy(hidden, weight, labels, main_grad=main_grad, **of_gpu, **common)
     got.backward(weights)
-    torch.testing.assert_close(got.double(), wanted.detach(), rtol=0, atol=3e-2)
+    torch.testing.assert_close(got.double(), wanted.detach(), **tolerance)
     gradients = (hidden.grad, weight.grad if main_grad is None else main_grad)
     for gradient, tensor in zip(gradients, exact, strict=True):
         assert float((gradient.double() - tensor.grad).norm() / tensor.grad.norm()) < 1e-2

@@ -33,11 +33,13 @@ def logprobs_and_entropy(
     temperature: float = 1.0,
     main_grad: Tensor | None = None,
     others: Tensor | None = None,
+    fp32_logits: bool = False,
 ) -> Tensor:
     """log p(label) and the entropy of p = softmax(hidden @ weight.T / temperature), in nats.
 
     Logits exist for `chunk_tokens` tokens at a time. The backward pass computes them again, but for the last chunk's.
-    The product runs in the model's precision, as the engine's does; everything behind it is fp32.
+    Everything behind the product is fp32, and so are the logits where `fp32_logits` says so; otherwise they are rounded
+    to the model's precision.
 
     Args:
         hidden: [t, h], the same on every rank of `group`; its gradient is this rank's part of a sum over `group`.
@@ -49,11 +51,13 @@ def logprobs_and_entropy(
             gradient that autograd then gets is a placeholder, and `weight.grad_added_to_main_grad` says so.
         others: [k, t] int64, further tokens whose log-probs are wanted. Those of a place differ from one another,
             unless their gradients are 0; the label may be among them.
+        fp32_logits: products of bf16 or fp16 values are exact in fp32; they are summed in it, and their sums are not
+            rounded again. Only the gradient of the logits is rounded to the model's precision, before its two products.
 
     Returns:
         [2 + k, t] fp32 (float64 for float64 inputs): log-probs, entropies, and log-probs of the other tokens.
     """
-    options = _Options(chunk_tokens, entropy_gradient, group, kernels, temperature, main_grad)
+    options = _Options(chunk_tokens, entropy_gradient, group, kernels, temperature, main_grad, fp32_logits)
     asked = labels[None] if others is None else torch.cat([labels[None], others])
     result: Tensor = _LogprobsAndEntropy.apply(hidden, weight, asked, options)  # type: ignore[no-untyped-call]
     return result
@@ -69,6 +73,7 @@ def top_logprobs(
     group: dist.ProcessGroup,
     kernels: VocabularyKernels,
     temperature: float = 1.0,
+    fp32_logits: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The k most probable next tokens, the same on every rank of `group`; of equal logits the token with the lower id.
 
@@ -78,9 +83,9 @@ def top_logprobs(
     Returns:
         [t, k] int64 ids, ascending, and [t, k] fp32 (float64 for float64 inputs) log-probs.
     """
-    options = _Options(chunk_tokens, False, group, kernels, temperature, None)
+    options = _Options(chunk_tokens, False, group, kernels, temperature, None, fp32_logits)
     assert 0 < k <= group.size() * weight.size(0), "there are not as many tokens"
-    found = [_top(torch.mm(rows, weight.t()), k, options) for rows in torch.split(hidden, chunk_tokens)]
+    found = [_top(_logits(rows, weight, options), k, options) for rows in torch.split(hidden, chunk_tokens)]
     ids, logprobs = zip(*found, strict=True)
     return torch.cat(ids), torch.cat(logprobs)
 
@@ -151,6 +156,7 @@ class _Options:
     kernels: VocabularyKernels
     temperature: float
     main_grad: Tensor | None
+    fp32_logits: bool
 
 
 class _LogprobsAndEntropy(torch.autograd.Function):
@@ -160,7 +166,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         found = []
         for rows in _chunks(len(hidden), options.chunk_tokens):
             logits = None  # those of the chunk before are gone when the next ones are made
-            logits = torch.mm(hidden[rows], weight.t())
+            logits = _logits(hidden[rows], weight, options)
             found.append(_scores(logits, local[:, rows], options))
         scores, log_z = (torch.cat(each, dim=-1) for each in zip(*found, strict=True))
         ctx.save_for_backward(hidden, weight, local, log_z, scores[1].clone())
@@ -179,7 +185,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
         kept, ctx.logits_of_last = ctx.logits_of_last, None  # the gradient is written over them
         for rows in reversed(_chunks(len(hidden), options.chunk_tokens)):
             grad_of_entropy = grad_entropy[rows] if options.entropy_gradient else None
-            logits, kept = torch.mm(hidden[rows], weight.t()) if kept is None else kept, None
+            logits, kept = _logits(hidden[rows], weight, options) if kept is None else kept, None
             if len(local) == 1:
                 of_rows = (local[0, rows], log_z[rows], entropy[rows], grad_logprob[rows])
                 grad_logits = options.kernels.to_gradient(logits, *of_rows, grad_of_entropy, options.temperature)
@@ -187,6 +193,7 @@ class _LogprobsAndEntropy(torch.autograd.Function):
                 of_asked = torch.cat([grad_logprob[None, rows], gradient[2:, rows]])
                 of_rows = (local[:, rows], log_z[rows], entropy[rows], of_asked)
                 grad_logits = _to_gradient_of_several(logits, *of_rows, grad_of_entropy, options)
+            grad_logits = grad_logits.to(weight.dtype)
             torch.mm(grad_logits, weight, out=grad_hidden[rows])
             if total is not None:
                 add_product(total, grad_logits.t(), hidden[rows])
@@ -203,6 +210,15 @@ def _chunks(num_tokens: int, chunk_tokens: int) -> list[slice]:
     first = num_tokens % chunk_tokens
     borders = [*([0] if first else []), *range(first, num_tokens + 1, chunk_tokens)]
     return [slice(*both) for both in pairwise(borders)]
+
+
+def _logits(hidden: Tensor, weight: Tensor, options: _Options) -> Tensor:
+    """[c, v] of hidden [c, h]."""
+    if not options.fp32_logits or weight.dtype == _compute_dtype(weight):
+        return torch.mm(hidden, weight.t())
+    if hidden.is_cuda:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return torch.mm(hidden.float(), weight.float().t())
 
 
 def _scores(logits: Tensor, local: Tensor, options: _Options) -> tuple[Tensor, Tensor]:

@@ -146,7 +146,7 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, *, kind: type[Pol
     adapters = adapters_of(cfg.train) if is_policy else None
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda():
-        modules = _modules(kind, cfg.train, bridge, hf, config, traits if is_policy else ())
+        modules = _modules(kind, cfg, bridge, hf, config, traits if is_policy else ())
         if adapters:
             adapters.attach(modules, bridge.weight_mapping(hf), cfg.run.seed)
         if cfg.cluster.on_gpus:
@@ -214,18 +214,19 @@ def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
     traits = traits_of(bridge, hf)
     config = settings.transformer_config(cfg, bridge, hf, traits)
     with cpu_stands_in_for_cuda(), torch.device("meta"):
-        return Model([], _modules(PolicyModel, cfg.train, bridge, hf, config, traits), config, traits)
+        return Model([], _modules(PolicyModel, cfg, bridge, hf, config, traits), config, traits)
 
 
 def _modules(
     kind: type[PolicyModel],
-    train: TrainConfig,
+    cfg: SlimeConfig,
     bridge: ModelBridge,
     hf: HfConfig,
     config: TransformerConfig,
     traits: Sequence[Traits],
 ) -> list[PolicyModel]:
-    kwargs = {"chunk_tokens": train.logprob_chunk_tokens, **_model_kwargs(bridge, hf, config)}
+    kwargs = {"chunk_tokens": cfg.train.logprob_chunk_tokens, "fp32_logits": cfg.model.fp32_lm_head}
+    kwargs |= _model_kwargs(bridge, hf, config)
     kwargs["heads"] = [trait.head(config) for trait in traits if trait.head is not None]
     stages = range(config.virtual_pipeline_model_parallel_size or 1)
     return [_chunk(kind, bridge, config, kwargs, stage) for stage in stages]

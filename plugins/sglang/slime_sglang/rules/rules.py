@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from slime.algo.stages import run_stages
 from slime.config.gpus import gpu_of
 from slime.config.schema import Role
 from slime.errors import SlimeError
@@ -18,7 +17,7 @@ from slime.layout import divisors, listed
 from slime.models.blocks import BuildingBlock
 from slime.sizes.model import frozen_sizes
 from slime.sizes.parameters import blocks_by_layer
-from slime.topology.engines import EngineGroup
+from slime.topology.engines import FP32_HEAD, EngineGroup
 from slime.topology.server_fields import (
     DEEPEP_RANKS,
     DISPATCH_TOKENS,
@@ -114,10 +113,11 @@ def _data_parallel(asked: Asked) -> Iterator[SlimeError]:
 
 
 def _head(asked: Asked) -> Iterator[SlimeError]:
-    key = "enable_fp32_lm_head"
-    if asked.get(key) and run_stages(asked.topology.config).reinforces:
-        what = "is true, but trainers compute the head in the precision of its weights: the two would differ more"
-        yield asked.problem(key, what, "Remove it.")
+    """Trainers compute logits as engines do."""
+    wanted = asked.topology.config.model.fp32_lm_head
+    if asked.get(FP32_HEAD, wanted) != wanted:
+        what = "is of engines alone, which would differ more from trainers"
+        yield asked.problem(FP32_HEAD, what, f"Set model.fp32_lm_head={str(not wanted).lower()}, and remove this.")
 
 
 def _heads(asked: Asked) -> Iterator[SlimeError]:

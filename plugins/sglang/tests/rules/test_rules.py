@@ -97,7 +97,7 @@ def problems(
         ({"tp_size": 128, "dp_size": 128, **ATTENTION}, MOE, "makes 128 ranks, more than the 64 experts"),
         ({"page_size": 16}, SPARSE, "page_size: is 16, but this model's attention has pages of 64"),
         ({"kv_cache_dtype": "fp8_e5m2"}, SPARSE, "is fp8_e5m2, which this model's attention does not take"),
-        ({"enable_fp32_lm_head": True}, DENSE, "enable_fp32_lm_head: is true, but trainers compute the head in"),
+        ({"enable_fp32_lm_head": True}, DENSE, "enable_fp32_lm_head: is of engines alone.*Set model.fp32_lm_head=true"),
         (
             {**EAGLE, "max_running_requests": 8, "speculative_num_draft_tokens": 5},
             DENSE,
@@ -113,6 +113,17 @@ def problems(
 def test_fields(base: SlimeConfig, fields: dict[str, Any], model: dict[str, Any], says: str) -> None:
     found = problems(base, fields, model)
     assert any(re.search(says, problem) for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_engine", "fits"), [(True, True, True), (True, False, False), (False, False, True)]
+)
+def test_logits_in_fp32_are_of_both_sides(base: SlimeConfig, of_run: bool, of_engine: bool, fits: bool) -> None:
+    cfg = copy.deepcopy(base)
+    cfg.model.fp32_lm_head = of_run
+    assert not problems(cfg, {}, DENSE), "engines follow the key"
+    found = problems(cfg, {"enable_fp32_lm_head": of_engine}, DENSE)
+    assert found == [] if fits else "Set model.fp32_lm_head=false, and remove this" in found[0]
 
 
 @pytest.mark.parametrize(

@@ -57,19 +57,23 @@ class Activations:
         transient = max((each.transient for each in found), default=0.0)
         return Layer(hidden, saved, transient + gathered, sum(each.lasting for each in found))
 
-    def head(self, vocab_size: int, chunk_tokens: int, *, tied: bool, drafting: bool) -> tuple[float, float]:
+    def head(
+        self, vocab_size: int, chunk_tokens: int, *, tied: bool, drafting: bool, fp32_logits: bool
+    ) -> tuple[float, float]:
         """Behind the last layer: kept (final norm, hidden states gathered), and alive at its own peak in addition
         (logits of a chunk, gradient of the hidden states).
 
         Args:
             drafting: a prediction layer behind it learns by the same head, which keeps a chunk of logits meanwhile.
+            fp32_logits: the gradient of a chunk lies beside it, in bf16.
         """
         hidden, tp = BF16 * self.model["hidden_size"], self.grid.tp
         kept = hidden * (2 * self.tokens.shard + (self.tokens.rank_tokens if tp > 1 else 0))
         chunk = min(chunk_tokens, self.tokens.rank_tokens)
-        logits, times = BF16 * chunk * vocab_size / tp, 1 + drafting
+        times = 1 + drafting
+        logits = (4 * times + BF16 if fp32_logits else BF16 * times) * chunk * vocab_size / tp
         sum_of_tied = 4 * vocab_size / tp * self.model["hidden_size"] if tied else 0
-        return times * kept, hidden * self.tokens.rank_tokens + times * logits + sum_of_tied
+        return times * kept, hidden * self.tokens.rank_tokens + logits + sum_of_tied
 
     def stage(self, layers: Sequence[Layer], in_flight: float, head: tuple[float, float]) -> float:
         """Bytes at a stage's peak, in the backward pass of a layer or of the head.

@@ -18,7 +18,7 @@ from slime.models.blocks import BuildingBlock, Cache
 from slime.models.shapes import Block, Cut, Model
 from slime.sizes.parameters import DRAFTING_LAYER, Weight, blocks_by_layer
 from slime.sizes.version import bytes_a_weight
-from slime.topology.engines import EngineGroup
+from slime.topology.engines import FP32_HEAD, EngineGroup
 from slime.topology.quantization import WeightFormat
 from slime.topology.server_fields import (
     dispatch_tokens,
@@ -300,14 +300,17 @@ class EngineRank:
 
     @property
     def workspace(self) -> float:
-        """Activations of a chunk of prompts (four hidden states, one MLP), and two fp32 copies of a batch's logits."""
+        """Activations of a chunk of prompts (four hidden states, one MLP), and two fp32 copies of a batch's logits. For
+        logits in fp32 SGLang casts the output layer in each step, in memory of CUDA graphs and beside them."""
         model = self.model
         tokens = self.chunk / self.group.dp
         width = model["ffn_hidden_size"] / (self.get("moe_dense_tp_size") or self.group.tp)
         if model.get("num_moe_experts"):
             width = max(width, model["moe_router_topk"] * model["moe_ffn_hidden_size"] / self.group.tp * self.group.dp)
         vocabulary = model["vocab_size"]
-        return float(2 * tokens * (4 * model["hidden_size"] + 3 * width) + 8 * self.largest_batch * vocabulary)
+        ranks = self.group.attention_tp if self.get("enable_dp_lm_head") else self.group.tp
+        cast = 4 * vocabulary / ranks * model["hidden_size"] * (1 + self.has_graphs) if self.get(FP32_HEAD) else 0
+        return float(2 * tokens * (4 * model["hidden_size"] + 3 * width) + 8 * self.largest_batch * vocabulary + cast)
 
     def on_device(self, *, bucket: float) -> Table:
         """By phase.

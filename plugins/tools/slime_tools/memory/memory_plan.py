@@ -136,7 +136,8 @@ class MemoryPlan(ModelSizes):
             head = (0.0, 0.0)
             if stage == last:
                 chunk_tokens = cfg.train.logprob_chunk_tokens
-                head = activations.head(self.model["vocab_size"], chunk_tokens, tied=tied, drafting=drafting)
+                behind = {"tied": tied, "drafting": drafting, "fp32_logits": cfg.model.fp32_lm_head}
+                head = activations.head(self.model["vocab_size"], chunk_tokens, **behind)
                 if drafting:
                     mine.append(activations.layer(self._by_layer[DRAFTING_LAYER]))
             ranks.append(

@@ -44,6 +44,17 @@ def test_a_drafting_layer_that_learns_takes_a_second_chunk_of_logits() -> None:
     assert learns[1] - frozen[1] == 2 * 1024 * 154_880 / 4
 
 
+def test_logits_in_fp32_cost_trainers_and_engines() -> None:
+    """GLM-4-9B: 151,552 words over two ranks. A chunk takes 4 bytes a logit and 2 for its gradient in bf16, where it
+    took 2; an engine has the output layer of 4,096 columns in fp32 twice, in CUDA graphs and beside them."""
+    words = ("+model=glm4-9b", "+cluster=h100x8-split", "train.logprob_chunk_tokens=1024")
+    plan, off = plan_of(*words, "model.fp32_lm_head=true"), plan_of(*words)
+    tp, (engine,), (before,) = plan.grid.tp, plan.engines.values(), off.engines.values()
+    assert plan.trainers[-1].head[0] == off.trainers[-1].head[0]
+    assert plan.trainers[-1].head[1] - off.trainers[-1].head[1] == 4 * 1024 * 151_552 / tp
+    assert engine.workspace - before.workspace == 2 * 4 * 151_552 * 4096 / engine.group.tp
+
+
 def test_deltas_cost_a_version_of_host_memory_at_both_ends() -> None:
     """GLM-4-9B in bf16: at the publisher, and at each engine beside it."""
     words = ("+model=glm4-9b", "+cluster=h100x8-split", "weights.transport=disk")

@@ -58,6 +58,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
 
     Args:
         chunk_tokens: tokens whose logits are alive at once.
+        fp32_logits: log-probs and entropies are made of logits in fp32 (`logprobs_and_entropy`).
         heads: what blocks of the model add behind the last layer (`slime.models.traits.Traits.head`).
 
     Attributes:
@@ -73,6 +74,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         layer_spec: ModuleSpec,
         *,
         chunk_tokens: int,
+        fp32_logits: bool = False,
         heads: Sequence[ExtraHead] = (),
         **kwargs: Any,
     ) -> None:
@@ -83,7 +85,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         self.heads = last_heads
         for head in self.heads:
             head.attach(self)
-        self.chunk_tokens, self.entropy_gradient = chunk_tokens, True
+        self.chunk_tokens, self.fp32_logits, self.entropy_gradient = chunk_tokens, fp32_logits, True
         self.temperature = 1.0
         self.top: int | None = None
         self.vocabulary_kernels = vocabulary_kernels(device_of(config))
@@ -103,7 +105,8 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         return torch.cat([scores, *added]) if added else scores
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """[1, tokens, vocabulary / tp]. Upstream's way there wants labels where a head is trained by them."""
+        """[1, tokens, vocabulary / tp], in the model's precision. Upstream's way there wants labels where a head is
+        trained by them."""
         tied = self.share_embeddings_and_output_weights
         logits, _ = self.output_layer(hidden, weight=self.shared_embedding_or_output_weight() if tied else None)
         result: Tensor = logits.transpose(0, 1).contiguous()
@@ -130,11 +133,13 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             temperature=self.temperature,
             main_grad=weight.main_grad if fused else None,
             others=labels[1:] if len(labels) > 1 else None,
+            fp32_logits=self.fp32_logits,
         )
 
     def _most_probable(self, hidden: Tensor, k: int) -> Tensor:
         options = {"chunk_tokens": self.chunk_tokens, "group": self.pg_collection.tp}
         options |= {"kernels": self.vocabulary_kernels, "temperature": self.temperature}
+        options |= {"fp32_logits": self.fp32_logits}
         ids, logprobs = top_logprobs(*self._rows_and_weight(hidden), k, **options)
         return torch.stack([ids.to(logprobs), logprobs])
 
