@@ -60,7 +60,10 @@ class ProgressLine:
     def _note(self, event: EngineLost | EngineBack) -> None:
         """A line of its own, above the bar."""
         if isinstance(event, EngineLost):
-            said = f"{event.why}; {event.engine} starts again ({event.restart} of {event.of})"
+            starts = f"{event.engine} starts again ({event.restart} of {event.of})"
+            said = f"{event.why}; {starts if event.of else 'it is left out until it answers'}"
+        elif event.seconds is None:
+            said = f"{event.engine} takes requests"
         else:
             does = "is up" if event.is_new else "takes requests again"
             said = f"{event.engine} {does}, {event.seconds:.0f} s after its end"
