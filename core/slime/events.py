@@ -83,20 +83,20 @@ class Phase(Event):
 
 @dataclass(frozen=True)
 class EngineLost(Event):
-    """An engine has died, and starts again."""
+    """An engine has died, and starts again; or one outside the run is left out, until it answers."""
 
-    engine: str  # its name, such as `engine-1`
+    engine: str  # its name, such as `engine-1`, or the address of one outside the run
     why: str  # what `SlimeError` says of its end
-    restart: int  # number of this start among those of `rollout.restart_window_s`
-    of: int  # `rollout.restarts`
+    restart: int = 0  # number of this start among those of `rollout.restart_window_s`
+    of: int = 0  # `rollout.restarts`; 0: nobody starts it again
 
 
 @dataclass(frozen=True)
 class EngineBack(Event):
-    """An engine that had died takes requests again."""
+    """An engine that had died takes requests again, or one outside the run does."""
 
     engine: str
-    seconds: float  # since its death was seen
+    seconds: float | None  # since its death was seen; None: it takes its first requests
     is_new: bool = False  # it had died as it started, and has no weights yet
     url: str = ""
 

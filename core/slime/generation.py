@@ -216,6 +216,13 @@ def open_generation(
         notice_s=NOTICE_S if returns.may_return(topology) else 0.0,
     )
     returning = returns.returning(clients, engines, learner)
+
+    def close_outside() -> None:
+        for engine in engines if topology.outside else ():
+            assert isinstance(engine, EngineClient)
+            close(engine)
+
+    stack.callback(close_outside)
     program = stack.enter_context(opened(cfg.rollout.program, logs / "program.log", [token_file()]))
     programs = {}
     for of, (name, options) in own_of_sets("program", cfg.data, cfg.eval).items():

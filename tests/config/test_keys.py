@@ -7,13 +7,14 @@ import pytest
 from slime.config.keys import FOREIGN, SECTIONS, open_section, own_keys, suggest
 from slime.config.passthrough import SOURCES
 
-MAX_KEYS = 206
+MAX_KEYS = 207
 """Last came: `model.fp32_lm_head` is of trainers and engines alike, which no field of either library is;
 `train.restarts` and `train.restart_window_s` bound how often trainers come back, as those of engines do;
 `limit` of each set of rows takes its first ones;
 `observe.replay_mb`, `observe.prometheus` and `observe.trace` keep and show what debugging a run needs;
 `run.stop_at` ends a run before a scheduler does; `rollout.backend` chooses the inference server;
-`cluster.gpu` and `cluster.gpu_row` say what estimates and rules count on, which were constants of an H100."""
+`cluster.gpu` and `cluster.gpu_row` say what estimates and rules count on, which were constants of an H100;
+`rollout.addresses` lists servers that somebody else started."""
 
 
 def is_added(name: str) -> bool:

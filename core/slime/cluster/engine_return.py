@@ -59,7 +59,8 @@ class EngineReturn(Protocol):
         `tell` is told of each death and return."""
 
     def returning(self, clients: Sequence[EngineClient], engines: EngineSet, learner: Publishes) -> Returning:
-        """Once all engines are up, which `engines` has as the sampler knows them."""
+        """Once all engines are up, which `engines` has as the sampler knows them. Those outside the run have no
+        `clients` yet: who returns brings them into `engines`."""
 
 
 class EndsTheRun:

@@ -15,6 +15,7 @@ from slime.compose.engine_rules import (
     context_problems,
     frozen_problems,
     frozen_warnings,
+    outside_problems,
     recording_problems,
     staleness_problems,
 )
@@ -108,7 +109,7 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     if groups:  # whatever asks for engines needs them right; on a larger cluster they may be
         problems += list(size_problems(cfg.cluster, topology.groups, topology.frozen)) or groups
         return Checked(problems=problems)
-    problems += [*staleness_problems(topology), *transport_problems(topology)]
+    problems += [*outside_problems(topology), *staleness_problems(topology), *transport_problems(topology)]
     if topology.transport not in plugins.transports:
         return Checked(problems=problems, topology=topology)
     places = list(placement_problems(cfg.cluster, topology.groups, topology.frozen))

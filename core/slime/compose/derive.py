@@ -40,7 +40,7 @@ def derive(cfg: SlimeConfig, plugins: Plugins) -> None:
         cfg.algo.importance_tokens = ImportanceTokens.all if differs else ImportanceTokens.stale
     with contextlib.suppress(SlimeError):  # `check` finds it again
         topology = read_topology(cfg)
-        if topology.groups:
+        if topology.groups or topology.frozen:
             cfg.rollout.engines = with_sizes(cfg.rollout.engines, (*topology.groups, *topology.frozen))
     cfg.observe.trackers = switched(default_trackers(plugins) | cfg.observe.trackers)
     cfg.filter.then = switched(cfg.filter.then)

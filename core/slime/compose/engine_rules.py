@@ -8,13 +8,19 @@ from typing import Any
 from slime.config.choices import Publish
 from slime.config.hf import num_labels, read_hf_config, scores
 from slime.config.paths import resolve
+from slime.config.schema import RolloutConfig
 from slime.engines.limits import longest_sequence, num_drafted, room
+from slime.engines.outside import addresses_of
 from slime.errors import SlimeError
 from slime.sizes.model import frozen_sizes
+from slime.topology.adapters import adapters_beside
+from slime.topology.engines import sampling_groups
 from slime.topology.placement import SAVER
+from slime.topology.quantization import choices
 from slime.topology.recordings import numbers_told, recordings_of
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.topology import Topology
+from slime.topology.transport import DISK
 
 
 def staleness_problems(topology: Topology) -> Iterator[SlimeError]:
@@ -41,6 +47,36 @@ def staleness_problems(topology: Topology) -> Iterator[SlimeError]:
         elif rollout.publish is Publish.keep and group.sglang.get("speculative_algorithm"):
             todo = "Set rollout.publish=retract."
             yield SlimeError(f"{is_set} engines that draft tokens cannot keep their keys", where=where, todo=todo)
+
+
+def outside_problems(topology: Topology) -> Iterator[SlimeError]:
+    """What servers of others cannot be, or cannot do: they are started without a word from this run."""
+    cfg, where = topology.config, "rollout.addresses"
+    if not topology.outside:
+        return
+    try:
+        if not addresses_of(topology.outside):
+            yield SlimeError("names no server", where=where, todo="Write one, http://<host>:<port>.")
+    except SlimeError as problem:
+        yield problem
+    needs = "that servers of rollout.addresses are not told of"
+    refused = {f"rollout.engines.{name}": "is a second place that samples" for name in sampling_groups(cfg.rollout)}
+    refused |= dict.fromkeys(choices(cfg.rollout), f"is a form of weights {needs}")
+    asked = {"train.routing_replay": cfg.train.routing_replay, "observe.routing": cfg.observe.routing}
+    asked |= {f"recording '{each.name}'": True for each in numbers_told()}
+    refused |= {key: f"asks for notes on tokens {needs}" for key, is_set in asked.items() if is_set}
+    if cfg.rollout.sglang.get("speculative_algorithm"):
+        refused["rollout.sglang.speculative_algorithm"] = f"asks for drafts {needs}"
+    if adapters_beside(cfg.train):
+        refused["train.lora"] = f"publishes adapters beside the weights, for slots {needs}"
+    if cfg.cluster.colocated:
+        refused["cluster.placement"] = "is colocated, but servers of rollout.addresses are on devices of their own"
+    if topology.transport != DISK:
+        refused["weights.transport"] = f"is {topology.transport}, but servers of rollout.addresses take weights of disk"
+    if cfg.rollout.backend != RolloutConfig.backend:
+        refused["rollout.backend"] = f"is {cfg.rollout.backend}, but servers of rollout.addresses are SGLang's"
+    for key, what in refused.items():
+        yield SlimeError(what, where=key, todo=f"Remove one of the two, it or {where}.")
 
 
 def frozen_problems(topology: Topology) -> Iterator[SlimeError]:

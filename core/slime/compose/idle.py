@@ -185,6 +185,11 @@ RULES: Sequence[Rule] = (
         "reward.max_failed_share observe.samples_mb",
         lambda run: generates(run.cfg),
     ),
+    Rule(
+        "with rollout.addresses, whose servers somebody else starts",
+        "rollout.restarts rollout.restart_window_s",
+        lambda run: not run.cfg.rollout.addresses or any(each.model for each in run.cfg.rollout.engines.values()),
+    ),
     Rule("without eval.path", "eval.*", lambda run: run.cfg.eval.path is not None),
     Rule(
         "without eval.sampling.temperature above 0",
@@ -270,7 +275,7 @@ def rules() -> Iterator[Rule]:
 
 
 def _is_transport(name: str) -> Callable[[Composition], bool]:
-    return lambda run: transport_name(run.cfg.weights, run.cfg.cluster) == name
+    return lambda run: transport_name(run.cfg) == name
 
 
 def idle_keys(

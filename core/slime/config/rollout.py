@@ -116,6 +116,9 @@ class RolloutConfig:
     engines: dict[str, EngineGroupConfig] = field(default_factory=dict)
     """Groups of equal engines by name; if none samples: one more, `default`, of regular engines. Each has the keys
     `role`, `devices`, `devices_per_engine`, `sglang`, `environment` and `model`."""
+    addresses: list[str] = key(make=list, may_change=True)
+    """SGLang servers that somebody else started, `http://host:port` each, or files with an address a line, which may
+    change while the run lasts. They sample in the place of engines of the run (docs/outside-engines.md)."""
 
     @property
     def oldest_trained(self) -> int | None:

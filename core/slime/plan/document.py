@@ -53,6 +53,7 @@ def _topology(topology: Topology, model: PlannedModel) -> dict[str, Any]:
         "trainers": [_trainer(trainer) for trainer in topology.trainers],
         "trainer_environment": dict(topology.trainers[0].environment),
         "engines": [_engine(engine) for engine in topology.engines],
+        "outside_engines": list(topology.outside),
         "frozen_engines": [_engine(engine) for engine in topology.frozen_engines],
         "shares_gpus": topology.shares_gpus,
         "takes_turns": topology.takes_turns,

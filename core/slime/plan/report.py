@@ -46,10 +46,13 @@ def report(composed: Composed, plugins: Plugins) -> str:
         ],
         ["", "trainers' environment", *_settings(model.topology.trainers[0].environment)],
     ]
-    if model.topology.engines:
+    if model.topology.every_engine:
         sections.append(["", "engines", *_engines(model.topology)])
-        sections.append(["", "requests of an engine", *request_lines(requests(model.topology))])
+        if sizes := requests(model.topology):
+            sections.append(["", "requests of an engine", *request_lines(sizes)])
         sections += _told(model.topology)
+    if model.topology.outside:
+        sections.append(["", "engines outside the run", *(f"  {each}" for each in model.topology.outside)])
     if composed.memory:
         sections += [["", title, *lines] for title, lines in composed.memory.sections()]
     elif cfg.cluster.on_gpus:
@@ -100,8 +103,13 @@ def _rows(reward: RewardConfig, topology: Topology) -> list[tuple[str, int, str]
         ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
         ("engine", len(topology.engines), f"{server}, {_placed(topology)}, weights by {topology.transport}"),
+        (
+            "outside engine",
+            len(topology.outside),
+            f"{server}, started by others, no device of the run, weights by {topology.transport}",
+        ),
         ("frozen engine", len(topology.frozen_engines), f"{server}, each with a model of its own"),
-        (_SCORER, reward.num_workers if topology.engines else 0, limits),
+        (_SCORER, reward.num_workers if topology.generates else 0, limits),
     ]
     return [row for row in rows if row[1]]
 

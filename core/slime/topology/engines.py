@@ -118,12 +118,12 @@ def frozen_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
 
 
 def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
-    """The groups that sample, in the order of the config; none if the run never generates.
+    """The groups that sample, in the order of the config; none if the run never generates, or servers of others do.
 
     Raises:
         SlimeError: a size is missing, contradicts another, or does not divide.
     """
-    if not generates(cfg):
+    if not generates(cfg) or cfg.rollout.addresses:
         return ()
     configured = sampling_groups(cfg.rollout) or {DEFAULT: EngineGroupConfig()}
     others = sum(group.devices for group in frozen_groups(cfg))

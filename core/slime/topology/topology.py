@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from slime.config.schema import ClusterConfig, Role, SlimeConfig, WeightsConfig
 from slime.layout import Grid, read_grid
-from slime.topology.engines import EngineGroup, engine_groups, frozen_groups, work_in_pairs
+from slime.topology.engines import EngineGroup, engine_groups, frozen_groups, generates, work_in_pairs
 from slime.topology.environment import engine_environment, trainer_environment
 from slime.topology.placement import SAVER, HostDevices, engine_places, engine_ranks, trainer_places
 from slime.topology.quantization import WeightFormat, weight_format
@@ -64,7 +64,7 @@ class Topology:
 
     Attributes:
         config: what it was read from.
-        groups: of equal engines that sample from the trained model; none if the run never samples.
+        groups: of equal engines that sample from the trained model; none if the run never samples, or others do.
         frozen: of engines that have models of their own. What is said of engines here is said of those of `groups`,
             unless it names these.
     """
@@ -83,7 +83,12 @@ class Topology:
 
     @property
     def generates(self) -> bool:
-        return bool(self.groups)
+        return bool(self.groups or self.outside)
+
+    @property
+    def outside(self) -> Sequence[str]:
+        """`rollout.addresses`, if the run ever samples: `groups` is empty then."""
+        return self.config.rollout.addresses if generates(self.config) else ()
 
     @property
     def works_in_pairs(self) -> bool:
@@ -113,7 +118,7 @@ class Topology:
     @cached_property
     def transport(self) -> str:
         """Name of how weights reach the engines, never `auto`."""
-        return transport_name(self.weights, self.cluster)
+        return transport_name(self.config)
 
     @cached_property
     def grid(self) -> Grid:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from slime.config.schema import ClusterConfig, WeightsConfig
+from slime.config.schema import ClusterConfig, SlimeConfig, WeightsConfig
 from slime.config.weights import AUTO
 
-IPC, BROADCAST = "ipc", "broadcast"
+IPC, BROADCAST, DISK = "ipc", "broadcast", "disk"
 """The transports that `auto` chooses from."""
 
 
-def transport_name(weights: WeightsConfig, cluster: ClusterConfig) -> str:
+def transport_name(cfg: SlimeConfig) -> str:
     """`weights.transport`, or what it stands for."""
-    if weights.transport != AUTO:
-        return weights.transport
-    return IPC if shares_memory(cluster) else BROADCAST
+    if cfg.weights.transport != AUTO:
+        return cfg.weights.transport
+    if cfg.rollout.addresses:
+        return DISK
+    return IPC if shares_memory(cfg.cluster) else BROADCAST
 
 
 def shares_memory(cluster: ClusterConfig) -> bool:

@@ -42,12 +42,12 @@ class EngineLink:
 
     def connect(self) -> None:
         """Learn how many tensor-parallel ranks the engine has."""
-        self.num_ranks = int(self._request("/server_info")["tp_size"])
+        self.num_ranks = int(self.request("/server_info")["tp_size"])
 
     def join(self, master: tuple[str, int], first_rank: int, world_size: int, group: str, backend: str) -> None:
         """Make the engine's ranks `first_rank`, ... of a process group whose rank 0 listens at `master`."""
         meeting = {"master_address": master[0], "master_port": master[1], "group_name": group, "backend": backend}
-        self._request("/init_weights_update_group", meeting | {"rank_offset": first_rank, "world_size": world_size})
+        self.request("/init_weights_update_group", meeting | {"rank_offset": first_rank, "world_size": world_size})
 
     def load(self, payloads: Sequence[bytes], last: bool) -> Summary:
         """Hand over a bucket, as one payload for all ranks of the engine or one for each.
@@ -60,7 +60,7 @@ class EngineLink:
             "load_format": "flattened_bucket",
             "disable_draft_model": True,  # slime's hook in the engine hands it on to the draft model
         }
-        return self._receipt(self._request("/update_weights_from_tensor", self._with_version(body, last)), last)
+        return self._receipt(self.request("/update_weights_from_tensor", self._with_version(body, last)), last)
 
     def ask(self, transport: str, told: Mapping[str, Any], group: str = "") -> None:
         """Have the engine take a whole version. The answer comes when it has: `received`.
@@ -88,7 +88,7 @@ class EngineLink:
 
     def weight_version(self) -> str:
         """The version that the engine serves; a number if a publish brought it."""
-        return str(self._request("/model_info")["weight_version"])
+        return str(self.request("/model_info")["weight_version"])
 
     def _with_version(self, body: dict[str, Any], last: bool) -> dict[str, Any]:
         return body | {"flush_cache": last and self._flushes, "weight_version": str(self.version) if last else None}
@@ -104,7 +104,8 @@ class EngineLink:
         summary: Summary = receipt[NOTE_KEY]
         return summary
 
-    def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The engine's answer in JSON; without a body it is asked by GET."""
         self._send(path, body)
         return self._answer()
 
@@ -123,7 +124,7 @@ class EngineLink:
             text = response.read().decode(errors="replace")
         if response.status != http.HTTPStatus.OK:
             raise self._error(_reason(text))
-        answer: dict[str, Any] = json.loads(text)
+        answer: dict[str, Any] = json.loads(text or "{}")
         return answer
 
     @contextmanager

@@ -35,7 +35,8 @@ class Publisher:
         self._topology, self._trainer, self._timeout_s = topology, trainer, cfg.rollout.request_timeout_s
         self._flushes = not (cfg.rollout.max_staleness and cfg.rollout.publish is Publish.keep)
         self._beside = adapters_beside(cfg.train) is not None
-        self._serves, self._served = False, list[int]()
+        # Engines outside the run are told of a version by the driver, once rank 0 has stored it.
+        self._serves, self._served = bool(topology.outside) and dist.get_rank() == 0, list[int]()
         self._quantizer = quantizer_of(topology.weight_format) if topology.weight_format else None
         if self._quantizer:
             self._quantizer.require_device(trainer.device)

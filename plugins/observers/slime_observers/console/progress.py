@@ -75,7 +75,10 @@ class ProgressLine:
             after = f"after {event.after}" if event.after else "from the beginning"
             said = f"{event.why}; {ranks} again {after} ({event.restart} of {event.of})"
         elif isinstance(event, EngineLost):
-            said = f"{event.why}; {event.engine} starts again ({event.restart} of {event.of})"
+            starts = f"{event.engine} starts again ({event.restart} of {event.of})"
+            said = f"{event.why}; {starts if event.of else 'it is left out until it answers'}"
+        elif event.seconds is None:
+            said = f"{event.engine} takes requests"
         else:
             does = "is up" if event.is_new else "takes requests again"
             said = f"{event.engine} {does}, {event.seconds:.0f} s after its end"

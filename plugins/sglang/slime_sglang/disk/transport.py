@@ -28,6 +28,8 @@ class DiskTransport:
         for engine in topology.engines:
             for number, _ in enumerate(engine.nodes):
                 yield Link(Verb.hand_over, "disk", f"{engine.name} process {number}", Medium.disk, num_bytes)
+        for address in topology.outside:
+            yield Link(Verb.hand_over, "disk", address, Medium.disk, num_bytes)
 
     def stored(self, weights: WeightsConfig, num_bytes: int) -> tuple[str, int]:
         full_every = disk_weights(weights).full_every

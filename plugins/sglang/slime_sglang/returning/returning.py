@@ -17,6 +17,7 @@ from slime.events import Event
 from slime.net import Endpoint
 from slime.topology.topology import Topology
 from slime.topology.transport import BROADCAST
+from slime_sglang.returning.outside import OutsideEngines, tended
 from slime_sglang.returning.restarts import Restarts, may_return
 
 T = TypeVar("T")
@@ -74,16 +75,7 @@ class Returning:
 
     async def beside(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which asks engines; those that died come back meanwhile."""
-        working, tending = asyncio.ensure_future(work), asyncio.ensure_future(self._tend())
-        try:
-            await asyncio.wait([working, tending], return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                tending.result()  # it ends only by what it raises
-            return working.result()
-        finally:
-            working.cancel()
-            tending.cancel()
-            await asyncio.wait([working, tending])
+        return await tended(work, self._tend())
 
     def metrics(self) -> dict[str, float]:
         """Restarts, and the seconds that they took, since this was asked last; none if there were none."""
@@ -144,12 +136,18 @@ class Restart:
     """A `slime.cluster.engine_return.EngineReturn`."""
 
     def may_return(self, topology: Topology) -> bool:
-        return may_return(topology)
+        return may_return(topology) or bool(topology.outside)
 
     def begin(self, topology: Topology, calls: Calls, processes: Engines, tell: Callable[[Event], None]) -> Restarts:
         self._calls, self._restarts = calls, Restarts(topology, calls, processes, tell)
         self._can_repeat = topology.transport != BROADCAST or not topology.cluster.on_gpus
+        self._outside = OutsideEngines(topology.config, tell) if topology.outside else None
         return self._restarts
 
-    def returning(self, clients: Sequence[EngineClient], engines: EngineSet, learner: Publishes) -> Returning:
+    def returning(
+        self, clients: Sequence[EngineClient], engines: EngineSet, learner: Publishes
+    ) -> Returning | OutsideEngines:
+        if self._outside:
+            self._outside.join(engines, learner)
+            return self._outside
         return Returning(self._calls, self._restarts, clients, engines, learner, can_repeat=self._can_repeat)

@@ -264,10 +264,10 @@ class MemoryPlan(ModelSizes):
     def _kept(self, num_publishers: int, engine_devices: int) -> float:
         """What each publisher and each engine of a host keep of a version."""
         transport = transport_of(self.topology.transport)
-        if not isinstance(transport, StoringTransport) or not self.engines:
+        if not isinstance(transport, StoringTransport) or not self.topology.generates:
             return 0.0
-        least = min(group.devices_per_engine for group in self.topology.groups)
-        num_holders = num_publishers + math.ceil(engine_devices / least)
+        sizes = [group.devices_per_engine for group in self.topology.groups]  # none of engines outside the run
+        num_holders = num_publishers + (math.ceil(engine_devices / min(sizes)) if sizes else 0)
         return float(
             num_holders * transport.kept(self.cfg.weights, version_bytes(self.topology, self.weights, self.model))
         )

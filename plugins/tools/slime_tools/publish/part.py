@@ -58,7 +58,7 @@ def owned_bytes(
 
 def publish_links(topology: Topology, weights: Sequence[Weight], model: Model) -> list[Link]:
     """Every link of a publish: shards to the ranks that serve engines, and whole versions from these to the engines."""
-    if not topology.engines:
+    if not topology.generates:
         return []
     all_sent = sent(topology, weights)
     everywhere = topology.transport == IPC and topology.cluster.colocated

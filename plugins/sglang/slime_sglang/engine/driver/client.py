@@ -58,6 +58,12 @@ class SGLangClient:
         for session in self._sessions.values():
             await session.close()
 
+    async def hang_up(self) -> None:
+        """Break every request off, which raises `EngineGone`: the host may be gone, and not say so."""
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await session.close()
+
     def _connect(self, *, fresh: bool = False) -> aiohttp.ClientSession:
         """The session, or the one whose requests have connections of their own. The caller bounds their number."""
         if fresh not in self._sessions:
