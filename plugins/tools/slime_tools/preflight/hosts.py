@@ -19,6 +19,7 @@ from slime.cluster.placement import HOST_LABEL, on_node, reserve, this_node
 from slime.cluster.preflight import take_folders
 from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import examine, ready
+from slime.compose.derive import has_experts
 from slime.config.gpus import ROW, gpu_of
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import located, resolve
@@ -98,7 +99,8 @@ def preflight(topology: Topology, run: RunDir) -> dict[str, HostFacts]:
         found = look(read_wanted(topology, run), slots.nodes, names)
         if len(slots.nodes) == 1 or complaint(found):
             return found
-        return _with_network(found, measure(topology, slots, names))
+        with_experts = has_experts(topology.config.model, plugins.load())
+        return _with_network(found, measure(topology, slots, names, with_experts=with_experts))
 
 
 def _with_network(found: Mapping[str, HostFacts], network: Network) -> dict[str, HostFacts]:
@@ -108,11 +110,11 @@ def _with_network(found: Mapping[str, HostFacts], network: Network) -> dict[str,
     for host, fault in network.faults.items():
         seen[host] = replace(seen[host], faults=[*seen[host].faults, fault])
     for host, rate in network.rates.items():
-        text = f"{human_bytes(rate)}/s with another host, {human_bytes(network.collective)}/s with all"
+        facts = {"network": f"{human_bytes(rate)}/s with another host, {human_bytes(network.collective)}/s with all"}
+        if network.experts:
+            facts["experts"] = f"{human_bytes(network.experts)}/s through Megatron-core's dispatcher of tokens"
         slower = [notes[host]] if host in notes else []
-        seen[host] = replace(
-            seen[host], facts={**seen[host].facts, "network": text}, notes=[*seen[host].notes, *slower]
-        )
+        seen[host] = replace(seen[host], facts={**seen[host].facts, **facts}, notes=[*seen[host].notes, *slower])
     return seen
 
 

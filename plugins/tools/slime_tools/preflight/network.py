@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -67,6 +67,14 @@ class Peer:
         Bytes a second of one direction; collective."""
         return [self._exchanged(partner) for partner in partners]
 
+    def dispatch(self) -> float:
+        """Collective: `slime_tools.preflight.experts.exchange_tokens` of all hosts."""
+        import torch.distributed as dist
+
+        from slime_tools.preflight.experts import exchange_tokens
+
+        return exchange_tokens(dist.get_rank(), dist.get_world_size(), self._device)
+
     def _exchanged(self, partner: int | None) -> float | None:
         import torch.distributed as dist
 
@@ -81,17 +89,19 @@ class Peer:
         once()  # opens the connection
         return float(self._sent.nbytes / self._timed(once))
 
-    def _timed(self, work: Any) -> float:
-        import torch
-
-        def done() -> float:
-            if self._device == "cuda":
-                torch.cuda.synchronize()
-            return time.perf_counter()
-
-        start = done()
+    def _timed(self, work: Callable[[], object]) -> float:
+        start = now(self._device)
         work()
-        return done() - start
+        return now(self._device) - start
+
+
+def now(device: str) -> float:
+    """Seconds, once the device has done what it was told."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def rounds(num_hosts: int) -> list[list[int | None]]:
@@ -123,16 +133,18 @@ class Network:
     Attributes:
         rates: of each host with another one, in the median of those that it exchanged with.
         collective: that each host sends in an all-reduce of all of them.
+        experts: the same of tokens on their way to experts of all hosts and back; None: the model has none.
         faults: by host.
     """
 
     rates: Mapping[str, float]
     collective: float
+    experts: float | None = None
     faults: Mapping[str, Fault] = field(default_factory=dict)
 
 
-def measure(topology: Topology, slots: Slots, names: Mapping[str, str]) -> Network:
-    """Have the hosts exchange data: all together, then two and two.
+def measure(topology: Topology, slots: Slots, names: Mapping[str, str], *, with_experts: bool) -> Network:
+    """Have the hosts exchange data: all together, two and two, and as a model with experts does.
 
     Args:
         names: of the hosts, by Ray's id.
@@ -141,11 +153,14 @@ def measure(topology: Topology, slots: Slots, names: Mapping[str, str]) -> Netwo
 
     import ray
 
-    on_gpus, rate_of = topology.cluster.on_gpus, trainer_environment(topology.cluster, topology.config.train.megatron)
+    on_gpus, train = topology.cluster.on_gpus, topology.config.train
+    environment = trainer_environment(topology.cluster, train.megatron)
     bundles = {node: bundle for bundle, node in placement_group_table(slots.group)["bundles_to_node_id"].items()}
-    actor = ray.remote(max_restarts=0)(Peer)
+    actor = ray.remote(Peer)
     peers = {
-        names[node]: actor.options(**slots.options(Slot(bundle, 0.0, float(on_gpus)))).remote(rate_of, on_gpus=on_gpus)
+        names[node]: actor.options(**slots.options(Slot(bundle, 0.0, float(on_gpus)))).remote(
+            environment, on_gpus=on_gpus
+        )
         for node, bundle in bundles.items()
     }
     first, plan = next(iter(peers)), rounds(len(peers))[:MOST_ROUNDS]
@@ -156,13 +171,14 @@ def measure(topology: Topology, slots: Slots, names: Mapping[str, str]) -> Netwo
         )
         partners = {host: [of_round[rank] for of_round in plan] for rank, host in enumerate(peers)}
         rates = _all({host: peer.exchange.remote(partners[host]) for host, peer in peers.items()})
+        dispatched = _all({host: peer.dispatch.remote() for host, peer in peers.items()}) if with_experts else {}
     except _Failed as failed:
-        return Network({}, 0.0, failed.faults)
+        return Network({}, 0.0, faults=failed.faults)
     finally:
         for peer in peers.values():
             ray.kill(peer)
     medians = {host: statistics.median(rate for rate in found if rate) for host, found in rates.items()}
-    return Network(medians, min(joined.values()))
+    return Network(medians, min(joined.values()), min(dispatched.values(), default=None))
 
 
 class _Failed(Exception):
