@@ -8,7 +8,7 @@ import torch
 
 from megatron_core_portable import apply_fixups, cpu_stands_in_for_cuda
 from slime.errors import SlimeError
-from slime_tools.preflight.network import now
+from slime_tools.preflight.clock import now
 
 if TYPE_CHECKING:
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,6 +14,7 @@ from slime.files import human_bytes
 from slime.net import join_store, serve_store
 from slime.topology.environment import trainer_environment
 from slime.topology.topology import Topology
+from slime_tools.preflight.clock import now
 from slime_tools.preflight.host_checks import Fault
 
 LIMIT_S = 120.0
@@ -93,15 +93,6 @@ class Peer:
         start = now(self._device)
         work()
         return now(self._device) - start
-
-
-def now(device: str) -> float:
-    """Seconds, once the device has done what it was told."""
-    import torch
-
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def rounds(num_hosts: int) -> list[list[int | None]]:
