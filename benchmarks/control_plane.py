@@ -15,28 +15,24 @@ Each size has the recipe's 8 pipeline stages; tensor and context parallelism gro
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
-import resource
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from unittest import mock
 
 import psutil
 import torch
 import torch.distributed as dist
+from forked_workers import forking
 from machine import conditions
 from placement import raylets
 from torch.distributed import distributed_c10d
@@ -45,6 +41,7 @@ from megatron_core_portable import cpu
 from slime import plugins
 from slime.cluster import group
 from slime.cluster.actors import TrainerActor
+from slime.cluster.calls import Calls
 from slime.cluster.group import Cluster, open_cluster
 from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import examine
@@ -52,116 +49,18 @@ from slime.config.changes import changed
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.schema import Device, SlimeConfig
 from slime.errors import SlimeError
-from slime.lifetime import end_with_parent
 from slime.topology.topology import read_topology
 from slime.types import Receipt
 from slime.weights.publisher.publisher import Publisher
-from slime_cluster.ray.starter import ENVIRONMENT
 from slime_megatron.train import megatron
 from slime_megatron.train.exports import Exports
 from slime_megatron.train.weights.export import Export
 from weight_buckets.receipt import BucketNote, Fingerprint
 
 STAGES, BEATS = 8, 5
-ASKED = "SLIME_BENCHMARK_WARM"
-"""Where the process listens that workers are forked from."""
-FIRST_JOB = "01000000"
-"""Ray's id of the first driver of a cluster."""
 MIB = 2**20
-RANK_BYTES = 2**31
-"""A rank that wants more fails, before the machine does."""
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-# Ray's workers are forked
-
-
-def warm(place: str) -> NoReturn:
-    """With everything imported, fork whoever asks."""
-    end_with_parent()
-    os.environ["RAY_JOB_ID"] = FIRST_JOB  # what Ray has read when it is imported, a fork does not read again
-    from ray._private.workers import default_worker  # noqa: F401
-
-    import slime_megatron.train.trainer  # noqa: F401
-
-    plugins.load()
-    gc.collect()
-    gc.freeze()  # a fork that collects garbage would copy the pages of everything
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(place)
-        listener.listen(1024)
-        while True:
-            connection, _ = listener.accept()
-            told, streams, _, _ = socket.recv_fds(connection, MIB, 2)
-            if os.fork() == 0:
-                listener.close()
-                connection.close()
-                become(json.loads(told), streams)
-            connection.close()
-            for stream in streams:
-                os.close(stream)
-
-
-def become(told: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
-    """A worker of Ray, as its own command would have it."""
-    import runpy
-
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_DATA, (RANK_BYTES, RANK_BYTES))
-    os.setsid()
-    for number, stream in enumerate(streams, 1):
-        os.dup2(stream, number)
-    os.environ.clear()
-    os.environ |= told["environment"]
-    os.chdir(told["folder"])
-    sys.argv[:] = told["arguments"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    os._exit(0)
-
-
-def python(folder: Path) -> Path:
-    """A Python for Ray, which has workers forked and runs all else itself."""
-    spec = find_spec("ray")  # which is not imported yet
-    assert spec
-    assert spec.submodule_search_locations
-    worker = Path(*spec.submodule_search_locations, "_private", "workers", "default_worker.py")
-    ask = folder / "ask.py"
-    ask.write_text(f"""\
-import json, os, socket, sys
-at = sys.argv.index({str(worker)!r})
-told = dict(arguments=sys.argv[at:], environment=dict(os.environ), folder=os.getcwd())
-with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
-    asked.connect(os.environ[{ASKED!r}])
-    socket.send_fds(asked, [json.dumps(told).encode()], [1, 2])
-""")
-    shim = folder / "python"
-    shim.write_text(f"""\
-#!/bin/sh
-case "$*" in *{worker}*) exec {sys.executable} -S -E {ask} "$@";; esac
-exec {sys.executable} "$@"
-""")
-    shim.chmod(0o755)
-    return shim
-
-
-@contextmanager
-def forking(folder: Path) -> Iterator[int]:
-    """Nodes of Ray that start inside have their workers forked; the id of the process that they come from."""
-    place, before = folder / "warm", sys.executable
-    process = subprocess.Popen([before, __file__, "--warm", str(place)])
-    os.environ[ASKED] = str(place)
-    try:
-        sys.executable = str(python(folder))
-        while not place.exists():
-            assert process.poll() is None, "it ends with this one"
-            time.sleep(0.1)
-        yield process.pid
-    finally:
-        sys.executable = before
-        process.kill()
-        process.wait()
 
 
 # In the actors
@@ -180,13 +79,29 @@ class Cost:
         return cls(time.process_time() - start_s, psutil.Process().memory_full_info().uss, found)
 
 
+def one_thread() -> type:
+    """A process group of gloo whose sockets are watched by the same thread as those of all others. By default each has
+    one, which wakes a hundred times a second: on a machine with this many ranks they take the cores."""
+    gloo = distributed_c10d.ProcessGroupGloo
+    device = gloo.create_device(interface="lo")
+
+    class Group(gloo):  # type: ignore[misc]
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+            options = gloo._Options()
+            options._devices, options._timeout = [device], timeout
+            super().__init__(store, rank, size, options)
+
+    return Group
+
+
 class Modeless(Exports):
     """A trainer's rank whose model has no memory. It meets the others over gloo, as on a CPU."""
 
     def __init__(self, cfg: SlimeConfig, *rank: Any) -> None:
         start = time.process_time()
         self.device, self.cfg = torch.device("cpu"), cfg
-        megatron.initialize(changed(cfg, {"cluster.device": Device.cpu}), *rank)
+        with mock.patch.object(distributed_c10d, "ProcessGroupGloo", one_thread()):
+            megatron.initialize(changed(cfg, {"cluster.device": Device.cpu}), *rank)
         self.met = Cost.since(start)
 
     def layout(self) -> None:
@@ -346,18 +261,25 @@ def stages(cluster: Cluster, table: Table, num_planning: int) -> None:
     table.row("rendezvous", "gloo, and Megatron's groups", everyone(ModelessActor.met))
     assert everyone(ModelessActor.collective) == [num_ranks] * num_ranks
     table.row("first collective", f"a sum over {num_ranks} ranks")
-    table.row("model", "meta tensors", everyone(ModelessActor.build))
-    costs = everyone(ModelessActor.plan, num_planning)[:num_planning]
-    num_buckets, num_tensors, num_blocks = costs[0].found
-    what = f"{num_tensors:,} tensors, {num_blocks:,} blocks, {num_buckets:,} buckets; by {num_planning} ranks"
-    table.row("plan of a publish", what, costs)
-    told = calls.all(calls.trainers[:num_planning], "working", limit_s, ModelessActor.receipt)
-    receipt, size = Receipt.merged([receipt for _, receipt in told]), told[0][0].found[0] / MIB
-    what = f"{receipt.num_tensors:,} tensors, digests of {size:.1f} MiB, of {len(receipt.engines)} ranks"
-    table.row("receipts", what, [cost for cost, _ in told])
+    if num_planning:
+        publish(calls, table, num_planning, limit_s)
     took = [beat(cluster) for _ in range(BEATS)]
     table.row("watch", f"a look at all: {1000 * sum(took) / BEATS:.0f} ms in the mean of {BEATS}, a second apart")
     table.row("a killed rank", *killed(cluster))
+
+
+def publish(calls: Calls, table: Table, num_planning: int, limit_s: float) -> None:
+    """The plan of a version, and its receipts."""
+    everyone, planning = calls.trainers, calls.trainers[:num_planning]
+    table.row("model", "meta tensors", calls.all(everyone, "working", limit_s, ModelessActor.build))
+    costs = calls.all(everyone, "working", limit_s, ModelessActor.plan, num_planning)[:num_planning]
+    num_buckets, num_tensors, num_blocks = costs[0].found
+    what = f"{num_tensors:,} tensors, {num_blocks:,} blocks, {num_buckets:,} buckets; by {num_planning} ranks"
+    table.row("plan of a publish", what, costs)
+    told = calls.all(planning, "working", limit_s, ModelessActor.receipt)
+    receipt, size = Receipt.merged([receipt for _, receipt in told]), told[0][0].found[0] / MIB
+    what = f"{receipt.num_tensors:,} tensors, digests of {size:.1f} MiB, of {len(receipt.engines)} ranks"
+    table.row("receipts", what, [cost for cost, _ in told])
 
 
 def beat(cluster: Cluster) -> float:
@@ -392,12 +314,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--devices", type=int, default=8, help="of each host, and so its ranks")
-    parser.add_argument("--planning", type=int, help="ranks that plan a publish; default: all")
-    parser.add_argument("--warm", help=argparse.SUPPRESS)
+    parser.add_argument("--planning", type=int, help="ranks that plan a publish; default: all; 0: leave it out")
     options = parser.parse_args()
-    os.environ.update(ENVIRONMENT | {"RAY_RAYLET_PID": str(os.getpid())})  # Ray looks at them when it is imported
-    if options.warm:
-        warm(options.warm)
     print(f"{conditions()}; {options.hosts} hosts x {options.devices} ranks\n")
     with ExitStack() as last, tempfile.TemporaryDirectory() as folder:
         last.enter_context(mock.patch.object(group, "TrainerActor", ModelessActor))
@@ -415,7 +333,7 @@ def main() -> None:
                 table.row("placement", f"a bundle on each of {len(nodes)} nodes")
 
             cluster = stack.enter_context(open_cluster(topology, here, Path(folder), require_ready=ready))
-            stages(cluster, table, options.planning or len(cluster.calls.trainers))
+            stages(cluster, table, len(cluster.calls.trainers) if options.planning is None else options.planning)
         left = [each for each in family(forks) if each.is_running()]
         table.row("end", f"{len(left)} strays")
 

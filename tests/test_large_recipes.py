@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -14,6 +15,7 @@ from slime.plan.document import document
 from slime.plugins import load
 
 PAGE = (Path(__file__).parents[1] / "docs/large-recipes.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.slow
 RECIPES = ["glm5.2@h100x256", "deepseek-r1@h100x128", "glm4.5@h100x64"]
 
 
@@ -25,6 +27,7 @@ def rows(heading: str) -> dict[str, list[str]]:
     return {first.strip("` "): rest for first, *rest in cells}
 
 
+@functools.cache
 def plan(recipe: str, *more: str) -> Composed:
     model, _, cluster = recipe.partition("@")
     composed = examine([f"+model={model}", f"+cluster={cluster}", *more])

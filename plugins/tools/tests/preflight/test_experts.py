@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -23,10 +24,12 @@ def exchange(rank: Rank, is_wrong: bool) -> str:
         return error.what
 
 
+@pytest.mark.slow
 def test_tokens_come_back_from_the_experts_of_others() -> None:
     assert run_ranks(exchange, 3, False) == ["True"] * 3
 
 
+@pytest.mark.slow
 def test_wrong_sums_are_noticed_by_whoever_asked_for_them() -> None:
     told = run_ranks(exchange, 2, True)
     assert "other sums came back" in told[0]

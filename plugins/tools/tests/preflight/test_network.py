@@ -48,6 +48,7 @@ def exchange(rank: Rank, plan: list[list[int | None]]) -> tuple[float, list[floa
     return collective, rates, time.perf_counter() - start
 
 
+@pytest.mark.slow
 def test_three_hosts_exchange_with_each_other() -> None:
     """No rate can be above that of all messages by the clock around them."""
     plan = rounds(3)
