@@ -82,11 +82,11 @@ class Cost:
 def one_thread() -> type:
     """A process group of gloo whose sockets are watched by the same thread as those of all others. By default each has
     one, which wakes a hundred times a second: on a machine with this many ranks they take the cores."""
-    gloo = distributed_c10d.ProcessGroupGloo
+    gloo: Any = distributed_c10d.ProcessGroupGloo
     device = gloo.create_device(interface="lo")
 
     class Group(gloo):  # type: ignore[misc]
-        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
             options = gloo._Options()
             options._devices, options._timeout = [device], timeout
             super().__init__(store, rank, size, options)
