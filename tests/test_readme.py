@@ -114,6 +114,7 @@ def planned() -> list[str]:
 def test_every_run_in_a_guide_has_a_plan(line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The lines of guides that make a plugin are run in tests/third_party."""
     (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
+    (tmp_path / "hosts32").write_text("".join(f"10.0.0.{number}\n" for number in range(1, 33)))
     functions = "def score(response, label): ...\ndef score_group(responses, label): ...\n"
     (tmp_path / "my_file.py").write_text(functions)
     for pairs in ("pairs.jsonl", "held-out.jsonl"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from tests.running import GONE_S, Run, command_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
+SLOW_MIB_S = 200e6 / 8 / 2**20
+QUEUE = ("burst", "1mb", "latency", "100ms")
 SETTINGS = {
     "cluster.num_nodes": 2,
     "cluster.num_trainers": 2,
@@ -46,8 +49,8 @@ def run(hosts: TwoHosts, tmp_path: Path) -> Run:
     return Run(tmp_path, settings=SETTINGS, environment=environment, through=hosts.through)
 
 
-def preflight(run: Run) -> subprocess.CompletedProcess[str]:
-    words = ["preflight", "+model=glm4-tiny", "+cluster=local", *(f"{k}={v}" for k, v in run.settings.items())]
+def preflight(run: Run, model: str = "glm4-tiny") -> subprocess.CompletedProcess[str]:
+    words = ["preflight", f"+model={model}", "+cluster=local", *(f"{k}={v}" for k, v in run.settings.items())]
     return run_within(
         200,
         [*run.through, sys.executable, "-m", "slime", *words],
@@ -57,12 +60,38 @@ def preflight(run: Run) -> subprocess.CompletedProcess[str]:
     )
 
 
+def network_rates(told: str) -> list[float]:
+    """MiB a second of each host, from what the preflight prints."""
+    units = {"KiB": 2**-10, "MiB": 1, "GiB": 2**10}
+    found = re.findall(r"^  network +([\d.]+) (\w+)/s with another host, [\d.]+ \w+/s with all$", told, re.MULTILINE)
+    rates = [float(rate) * units[unit] for rate, unit in found]
+    assert len(rates) == 2, told
+    return rates
+
+
+def test_preflight_measures_what_the_cable_carries(hosts: TwoHosts, run: Run) -> None:
+    """The kernel lets 200 Mbit a second out of the second host. The control is the test below, whose model has no
+    experts."""
+    hosts.run_on_second("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "200mbit", *QUEUE)
+    try:
+        slow = preflight(run, "glm4-moe-tiny")
+    finally:
+        hosts.run_on_second("tc", "qdisc", "delete", "dev", "eth0", "root")
+    assert slow.returncode == 0, slow.stderr
+    assert max(network_rates(slow.stdout)) < 1.1 * SLOW_MIB_S, slow.stdout  # a burst goes through at once
+    experts = re.findall(r"^  experts +([\d.]+) MiB/s through Megatron-core's dispatcher", slow.stdout, re.MULTILINE)
+    assert [0 < float(rate) < 2.2 * SLOW_MIB_S for rate in experts] == [True, True], slow.stdout  # half stay at home
+    assert wait_until_gone(hosts.on_second, GONE_S) == set()
+
+
 def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: TwoHosts, run: Run) -> None:
     """Then the second host has a disk of its own where the run directory is."""
     ready = preflight(run)
     assert ready.returncode == 0, ready.stderr
     told = [line.split() for line in ready.stdout.splitlines() if line.strip() and line[0] != " "]
     assert told == [[address, "ready"] for address in hosts.addresses], ready.stdout
+    assert min(network_rates(ready.stdout)) > SLOW_MIB_S, ready.stdout
+    assert "\n  experts " not in ready.stdout
     assert wait_until_gone(hosts.on_second, GONE_S) == set()
     hosts.run_on_second("mount", "-t", "tmpfs", "tmpfs", str(run.folder / "runs"))
     try:

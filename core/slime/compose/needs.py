@@ -107,6 +107,8 @@ def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
             "Set cluster.hostfile=<a file with an address a line>, or start Ray by the commands that "
             "'slime plan --all' prints and set cluster.ray_address."
         )
+        if cluster.socket_interface is None:
+            todo += " Name their network, too: cluster.socket_interface, and NCCL_IB_HCA in cluster.environment."
         yield SlimeError(f"no file names the {cluster.num_nodes} hosts", where="cluster.hostfile", todo=todo)
 
 

@@ -19,11 +19,13 @@ from slime.cluster.placement import HOST_LABEL, on_node, reserve, this_node
 from slime.cluster.preflight import take_folders
 from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import examine, ready
+from slime.compose.derive import has_experts
 from slime.config.gpus import ROW, gpu_of
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import located, resolve
 from slime.config.schema import ClusterConfig, ModelConfig, Role, RolloutConfig
 from slime.errors import SlimeError
+from slime.files import human_bytes
 from slime.printable import printable
 from slime.run_dir import RunDir
 from slime.sizes.estimate import estimate_memory
@@ -40,6 +42,7 @@ from slime_tools.memory.memory_plan import MIB, MemoryPlan
 from slime_tools.memory.trainer import GIB
 from slime_tools.preflight.disk import written
 from slime_tools.preflight.host_checks import Devices, Fault, HostFacts, Wanted, check_host, read_software, sizes
+from slime_tools.preflight.network import Network, measure, slow
 from slime_tools.preflight.reach import unreached
 
 if TYPE_CHECKING:
@@ -87,11 +90,32 @@ def notes(found: Mapping[str, HostFacts]) -> list[str]:
 
 
 def preflight(topology: Topology, run: RunDir) -> dict[str, HostFacts]:
-    """What a run would find now on each of its hosts, by name: Ray is brought up, and nothing else."""
+    """What a run would find now on each of its hosts, by name: Ray is brought up, and with several hosts a process on
+    each that exchanges data with the others."""
     if not (launcher_name(topology.cluster) or topology.cluster.ray_address):
         return {socket.gethostname(): check_host(read_wanted(topology, run))}
     with ray_here(topology) as here, here.everywhere(topology, run.logs):
-        return look(read_wanted(topology, run), reserve(topology, Startup()).nodes, _names(topology.cluster))
+        slots, names = reserve(topology, Startup()), _names(topology.cluster)
+        found = look(read_wanted(topology, run), slots.nodes, names)
+        if len(slots.nodes) == 1 or complaint(found):
+            return found
+        with_experts = has_experts(topology.config.model, plugins.load())
+        return _with_network(found, measure(topology, slots, names, with_experts=with_experts))
+
+
+def _with_network(found: Mapping[str, HostFacts], network: Network) -> dict[str, HostFacts]:
+    """What was found on each host, and how it exchanges data with the others."""
+    notes = slow(network.rates)
+    seen = dict(found)
+    for host, fault in network.faults.items():
+        seen[host] = replace(seen[host], faults=[*seen[host].faults, fault])
+    for host, rate in network.rates.items():
+        facts = {"network": f"{human_bytes(rate)}/s with another host, {human_bytes(network.collective)}/s with all"}
+        if network.experts:
+            facts["experts"] = f"{human_bytes(network.experts)}/s through Megatron-core's dispatcher of tokens"
+        slower = [notes[host]] if host in notes else []
+        seen[host] = replace(seen[host], facts={**seen[host].facts, **facts}, notes=[*seen[host].notes, *slower])
+    return seen
 
 
 def look(wanted: Wanted, nodes: Collection[str], names: Mapping[str, str]) -> dict[str, HostFacts]:
