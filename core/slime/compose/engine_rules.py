@@ -12,7 +12,7 @@ from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.errors import SlimeError
 from slime.sizes.model import frozen_sizes
 from slime.topology.placement import SAVER
-from slime.topology.recordings import numbers_told, recordings_of
+from slime.topology.recordings import kept_tokens, numbers_told, recordings_of
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.topology import Topology
 
@@ -77,10 +77,17 @@ def recording_problems(topology: Topology) -> Iterator[SlimeError]:
     recordings, todo = recordings_of(cfg), f"Set {key}=false, or change that."
     asked = [(key, todo, each) for each in recordings]
     asked += [(f"recording '{each.name}'", "Uninstall its plugin, or change that.", each) for each in numbers_told()]
+    narrow = [
+        ("rollout.sampling.top_k", "Set it to -1 and top_p to 1, or change that.", each) for each in kept_tokens(cfg)
+    ]
+    asked += narrow
     if not recordings and (cfg.train.routing_replay or cfg.observe.routing):
         yield SlimeError("does nothing: the model has no mixture of experts", where=key, todo="Remove it.")
     elif recordings and topology.works_in_pairs:
         yield SlimeError("prefill and decode engines do not return what prefill engines chose", where=key, todo=todo)
+    elif narrow and topology.works_in_pairs:
+        where, way_out, _ = narrow[0]
+        yield SlimeError("prefill and decode engines do not return which tokens they kept", where=where, todo=way_out)
     for group in topology.groups:
         for where, way_out, recording in asked:
             for problem in recording.problems(cfg.train.megatron, group.sglang):

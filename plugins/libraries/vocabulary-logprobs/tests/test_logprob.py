@@ -13,7 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vocabulary_logprobs import logprob
-from vocabulary_logprobs.logprob import PlainKernels, logprobs_and_entropy, top_logprobs, vocabulary_kernels
+from vocabulary_logprobs.logprob import (
+    PlainKernels,
+    logprobs_and_entropy,
+    renormalised,
+    top_logprobs,
+    vocabulary_kernels,
+)
 
 NUM_TOKENS, HIDDEN, VOCAB, NUM_OTHERS = 23, 16, 40, 5
 PLAIN = PlainKernels()
@@ -92,6 +98,36 @@ def test_other_tokens_have_log_probs_and_gradients(lone_group: dist.ProcessGroup
     loss_factors = factors(entropy_gradient, NUM_OTHERS)
     gradients = torch.autograd.grad((got * loss_factors).sum(), (hidden, weight))
     wanted_gradients = torch.autograd.grad((wanted * loss_factors).sum(), (hidden, weight))
+    torch.testing.assert_close(gradients, wanted_gradients, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_among_kept_tokens(lone_group: dist.ProcessGroup, temperature: float) -> None:
+    """Softmax over the logits of the kept tokens alone, in float64: none at the first place, one at the second, which
+    is the label, the label and up to five others elsewhere."""
+    hidden, weight, labels = inputs()
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    ids = torch.cat([labels[None], others()])
+    is_kept = torch.rand(ids.shape, generator=torch.Generator().manual_seed(2)) < 0.7
+    is_kept[1:] &= ids[1:] != labels
+    is_kept[0], is_kept[:, 0], is_kept[1:, 1], is_kept[2:, -1] = True, False, False, False
+    out = torch.ones(NUM_TOKENS, VOCAB, dtype=torch.bool)
+    for row, place in is_kept.nonzero().tolist():
+        out[place, ids[row, place]] = False
+    out[0] = False
+    logq = torch.log_softmax((hidden @ weight.t() / temperature).masked_fill(out, -torch.inf), dim=1)
+    wanted = torch.stack(
+        [logq.gather(1, labels[:, None])[:, 0], -(logq.exp() * logq.masked_fill(out, 0.0)).sum(1)],
+    )
+    options = {"chunk_tokens": 7, "entropy_gradient": True, "group": lone_group, "kernels": PLAIN}
+    asked = ids.where(is_kept, -1)
+    scores = logprobs_and_entropy(hidden, weight, labels, others=asked, temperature=temperature, **options)
+    got = renormalised(scores, is_kept)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    assert float(got[:, 1].detach().abs().max()) < 1e-12, "where one token is left it is certain"
+    gradients = torch.autograd.grad((got * factors(True)).sum(), (hidden, weight))
+    wanted_gradients = torch.autograd.grad((wanted * factors(True)).sum(), (hidden, weight))
     torch.testing.assert_close(gradients, wanted_gradients, rtol=1e-12, atol=1e-12)
 
 

@@ -50,7 +50,7 @@ def logprobs_and_entropy(
         main_grad: [v, h] fp32, Megatron's gradient buffer of `weight`, to which the gradient is added at once; the
             gradient that autograd then gets is a placeholder, and `weight.grad_added_to_main_grad` says so.
         others: [k, t] int64, further tokens whose log-probs are wanted. Those of a place differ from one another,
-            unless their gradients are 0; the label may be among them.
+            unless their gradients are 0; the label may be among them. -1: none, whose number says nothing.
         fp32_logits: products of bf16 or fp16 values are exact in fp32; they are summed in it, and their sums are not
             rounded again. Only the gradient of the logits is rounded to the model's precision, before its two products.
 
@@ -61,6 +61,27 @@ def logprobs_and_entropy(
     asked = labels[None] if others is None else torch.cat([labels[None], others])
     result: Tensor = _LogprobsAndEntropy.apply(hidden, weight, asked, options)  # type: ignore[no-untyped-call]
     return result
+
+
+def renormalised(scores: Tensor, is_kept: Tensor) -> Tensor:
+    """Log-probs and entropies under the distribution that has some tokens alone, in nats, with gradient.
+
+    With M the kept tokens of a place: log q(y) = log p(y) - log sum_M p(j), and H = -sum_M q(j) log q(j).
+
+    Args:
+        scores: [2 + k, t] of `logprobs_and_entropy` with `others`, the tokens that may be kept.
+        is_kept: [k, t]; of one that is not, -1 stood there. Where a place keeps none, it keeps all of the vocabulary.
+
+    Returns:
+        [2, t].
+    """
+    is_narrow = is_kept.any(dim=0)
+    left_out = ~is_kept & is_narrow
+    logprobs = scores[2:].masked_fill(left_out, -torch.inf)
+    log_mass = logprobs.logsumexp(dim=0)
+    log_q = logprobs - log_mass
+    entropy = -(log_q.exp() * log_q.masked_fill(left_out, 0.0)).sum(dim=0)
+    return scores[:2].where(~is_narrow, torch.stack([scores[0] - log_mass, entropy]))
 
 
 @torch.no_grad()

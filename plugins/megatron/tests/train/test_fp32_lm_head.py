@@ -215,5 +215,4 @@ def test_engine_and_trainer_come_nearer(folder: Path, tmp_path: Path) -> None:
             for scores, each in zip(trained, completions, strict=True)
         ]
         gaps[fp32] = float(torch.cat(apart).abs().mean())
-    print(gaps)
     assert gaps[True] < 0.7 * gaps[False]
