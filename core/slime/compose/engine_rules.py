@@ -77,9 +77,7 @@ def recording_problems(topology: Topology) -> Iterator[SlimeError]:
     recordings, todo = recordings_of(cfg), f"Set {key}=false, or change that."
     asked = [(key, todo, each) for each in recordings]
     asked += [(f"recording '{each.name}'", "Uninstall its plugin, or change that.", each) for each in numbers_told()]
-    narrow = [
-        ("rollout.sampling.top_k", "Set it to -1 and top_p to 1, or change that.", each) for each in kept_tokens(cfg)
-    ]
+    narrow = [("rollout.sampling.top_k", "Set it to -1, or change that.", each) for each in kept_tokens(cfg)]
     asked += narrow
     if not recordings and (cfg.train.routing_replay or cfg.observe.routing):
         yield SlimeError("does nothing: the model has no mixture of experts", where=key, todo="Remove it.")

@@ -175,11 +175,11 @@ def _sampled_policy(rollout: RolloutConfig, objective: Objective) -> Iterator[Sl
             yield SlimeError(what, where="rollout.sampling.top_p", todo=todo)
     elif sampling.top_k > MOST_KEPT:
         what = f"is {sampling.top_k}: engines tell trainers of at most {MOST_KEPT} tokens which they were"
-        yield SlimeError(what, where=key, todo="Lower it, for instance to 256, or set it to -1, and top_p to 1.")
+        yield SlimeError(what, where=key, todo="Set it to 256, or to -1 and top_p to 1.")
     elif rollout.backend != "sglang":
         what = f"is {sampling.top_k}, but only SGLang tells trainers which tokens it kept"
         yield SlimeError(what, where=key, todo=todo)
-    elif any(column.width for column in objective.needs) or isinstance(objective, MakesColumns):
+    elif any(column.width for column in objective.needs) or (isinstance(objective, MakesColumns) and objective.makes):
         what = f"is {sampling.top_k}, but this objective compares with log-probs of a teacher over all tokens"
         yield SlimeError(what, where=key, todo=todo)
 
