@@ -13,13 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vocabulary_logprobs import logprob
-from vocabulary_logprobs.logprob import (
-    PlainKernels,
-    logprobs_and_entropy,
-    renormalised,
-    top_logprobs,
-    vocabulary_kernels,
-)
+from vocabulary_logprobs.logprob import PlainKernels, logprobs_and_entropy, top_logprobs, vocabulary_kernels
 
 NUM_TOKENS, HIDDEN, VOCAB, NUM_OTHERS = 23, 16, 40, 5
 PLAIN = PlainKernels()
@@ -98,36 +92,6 @@ def test_other_tokens_have_log_probs_and_gradients(lone_group: dist.ProcessGroup
     loss_factors = factors(entropy_gradient, NUM_OTHERS)
     gradients = torch.autograd.grad((got * loss_factors).sum(), (hidden, weight))
     wanted_gradients = torch.autograd.grad((wanted * loss_factors).sum(), (hidden, weight))
-    torch.testing.assert_close(gradients, wanted_gradients, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_among_kept_tokens(lone_group: dist.ProcessGroup, temperature: float) -> None:
-    """Softmax over the logits of the kept tokens alone, in float64: none at the first place, one at the second, which
-    is the label, the label and up to five others elsewhere."""
-    hidden, weight, labels = inputs()
-    hidden.requires_grad_()
-    weight.requires_grad_()
-    ids = torch.cat([labels[None], others()])
-    is_kept = torch.rand(ids.shape, generator=torch.Generator().manual_seed(2)) < 0.7
-    is_kept[1:] &= ids[1:] != labels
-    is_kept[0], is_kept[:, 0], is_kept[1:, 1], is_kept[2:, -1] = True, False, False, False
-    out = torch.ones(NUM_TOKENS, VOCAB, dtype=torch.bool)
-    for row, place in is_kept.nonzero().tolist():
-        out[place, ids[row, place]] = False
-    out[0] = False
-    logq = torch.log_softmax((hidden @ weight.t() / temperature).masked_fill(out, -torch.inf), dim=1)
-    wanted = torch.stack(
-        [logq.gather(1, labels[:, None])[:, 0], -(logq.exp() * logq.masked_fill(out, 0.0)).sum(1)],
-    )
-    options = {"chunk_tokens": 7, "entropy_gradient": True, "group": lone_group, "kernels": PLAIN}
-    asked = ids.where(is_kept, -1)
-    scores = logprobs_and_entropy(hidden, weight, labels, others=asked, temperature=temperature, **options)
-    got = renormalised(scores, is_kept)
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    assert float(got[:, 1].detach().abs().max()) < 1e-12, "where one token is left it is certain"
-    gradients = torch.autograd.grad((got * factors(True)).sum(), (hidden, weight))
-    wanted_gradients = torch.autograd.grad((wanted * factors(True)).sum(), (hidden, weight))
     torch.testing.assert_close(gradients, wanted_gradients, rtol=1e-12, atol=1e-12)
 
 
@@ -217,42 +181,6 @@ def test_bf16_weights_get_fp32_logprobs_and_a_gradient_of_their_own_type(lone_gr
     wanted = torch.autograd.grad(plain(hidden.double(), weight.double(), labels)[0].sum(), weight)[0]
     # logits and their gradients are rounded to bf16 (2^-9 relative) before each product
     assert (weight.grad.double() - wanted.double()).norm() / wanted.double().norm() < 2e-2
-
-
-def in_bf16() -> tuple[Tensor, Tensor, Tensor]:
-    """`inputs` with logits as large as a trained model's: up to about 20."""
-    hidden, weight, labels = inputs()
-    return (2 * hidden).bfloat16(), weight.bfloat16(), labels
-
-
-def test_fp32_logits_take_the_head_out_of_the_error(lone_group: dist.ProcessGroup) -> None:
-    """Beside the same bf16 operands in float64. bf16 rounds logits of 16 and more to steps of 1/8; sums in fp32 are
-    good to 1e-6 of the largest. What is left of the gradients' error is their own rounding to bf16, 2^-9, and that of
-    the logits' gradient before the two products."""
-    *operands, labels = in_bf16()
-    exact = [each.double().requires_grad_() for each in operands]
-    wanted = plain(*exact, labels, 1.0, others())
-    wanted_gradients = torch.autograd.grad((wanted * factors(True, NUM_OTHERS)).sum(), exact)
-    off: dict[bool, list[float]] = {}
-    for fp32_logits in (False, True):
-        given = [each.clone().requires_grad_() for each in operands]
-        options = {"chunk_tokens": 7, "entropy_gradient": True, "group": lone_group, "kernels": PLAIN}
-        got = logprobs_and_entropy(*given, labels, others=others(), fp32_logits=fp32_logits, **options)
-        gradients = torch.autograd.grad((got * factors(True, NUM_OTHERS).float()).sum(), given)
-        apart = [(x - y).norm() / y.norm() for x, y in zip(gradients, wanted_gradients, strict=True)]
-        top = top_logprobs(*operands, 6, chunk_tokens=7, group=lone_group, kernels=PLAIN, fp32_logits=fp32_logits)
-        told = plain(*exact, labels, 1.0, top[0].t())[2:].t()
-        off[fp32_logits] = [float(x) for x in ((got - wanted).abs().max(), *apart, (top[1] - told).abs().max())]
-    assert min(off[False][0], off[False][3]) > 1e-2
-    assert max(off[True][0], off[True][3]) < 1e-5
-    assert max(off[True][1:3]) < 3e-3 < 4e-3 < min(off[False][1:3])
-
-
-def test_fp32_logits_change_nothing_where_all_is_fp32(lone_group: dist.ProcessGroup) -> None:
-    hidden, weight, labels = (x.float() if x.is_floating_point() else x for x in inputs())
-    options = {"chunk_tokens": 7, "entropy_gradient": True, "group": lone_group, "kernels": PLAIN}
-    one, other = (logprobs_and_entropy(hidden, weight, labels, fp32_logits=on, **options) for on in (False, True))
-    assert torch.equal(one, other)
 
 
 def test_no_tensor_of_all_tokens_by_the_vocabulary_exists(lone_group: dist.ProcessGroup) -> None:
@@ -345,39 +273,6 @@ def test_a_sharded_vocabulary_changes_nothing(tmp_path: Path) -> None:
         torch.testing.assert_close(found, [each for top in tops for each in top], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(sum(result[1] for result in results), hidden_gradient, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.cat([result[2] for result in results]), weight_gradient, rtol=1e-12, atol=1e-12)
-
-
-def test_a_sharded_vocabulary_changes_nothing_of_fp32_logits(lone_group: dist.ProcessGroup, tmp_path: Path) -> None:
-    hidden, weight, labels = (x.requires_grad_() if x.is_floating_point() else x for x in in_bf16())
-    options = {"chunk_tokens": 7, "group": lone_group, "kernels": PLAIN, "fp32_logits": True}
-    wanted = logprobs_and_entropy(hidden, weight, labels, entropy_gradient=True, **options)
-    loss = (wanted * factors(True).float()).sum()
-    hidden_gradient, weight_gradient = (each.float() for each in torch.autograd.grad(loss, (hidden, weight)))
-    with get_context("fork").Pool(2) as ranks:
-        found = ranks.map(partial(in_fp32_on_a_rank, tmp_path / "store"), range(2), chunksize=1)
-    results = [[torch.from_numpy(each) for each in of_rank] for of_rank in found]
-    for values, *_ in results:  # the same sums of products, but for the softmax over two parts
-        torch.testing.assert_close(values, wanted.detach(), rtol=1e-6, atol=1e-6)
-    # Each rank's part of the hidden states' gradient is rounded to bf16, 2^-9, and so is the whole.
-    apart = sum(result[1] for result in results) - hidden_gradient
-    assert float(apart.norm() / hidden_gradient.norm()) < 4e-3
-    apart = torch.cat([result[2] for result in results]) - weight_gradient
-    assert float(apart.norm() / weight_gradient.norm()) < 1e-3
-
-
-def in_fp32_on_a_rank(store: Path, rank: int) -> list[np.ndarray]:
-    """As `on_a_rank`, of bf16 operands with logits in fp32."""
-    torch.set_num_threads(1)  # those of the process that forked this one are not here
-    dist.destroy_process_group()  # this process has a copy of it
-    dist.init_process_group("gloo", store=dist.FileStore(str(store), 2), rank=rank, world_size=2)
-    hidden, weight, labels = in_bf16()
-    shard = weight.chunk(2)[rank].clone().requires_grad_()
-    hidden.requires_grad_()
-    options = {"chunk_tokens": 7, "group": dist.group.WORLD, "kernels": PLAIN, "fp32_logits": True}
-    values = logprobs_and_entropy(hidden, shard, labels, entropy_gradient=True, **options)
-    gradients = torch.autograd.grad((values * factors(True).float()).sum(), (hidden, shard))
-    dist.destroy_process_group()
-    return [each.detach().float().numpy() for each in (values, *gradients)]
 
 
 def on_a_rank(store: Path, rank: int) -> list[np.ndarray]:

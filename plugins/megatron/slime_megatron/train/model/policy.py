@@ -15,7 +15,8 @@ from torch import Tensor
 
 from slime_megatron.train.model.linear import device_of
 from slime_megatron.train.model.packed.sequences import PackedSequences
-from vocabulary_logprobs.logprob import logprobs_and_entropy, renormalised, top_logprobs, vocabulary_kernels
+from vocabulary_logprobs.kept import renormalised
+from vocabulary_logprobs.logprob import logprobs_and_entropy, top_logprobs, vocabulary_kernels
 
 
 class ExtraHead(Protocol):
