@@ -40,7 +40,7 @@ from slime.sampling.programs import installed_kit, opened
 from slime.sampling.sampler import ProgramBySet, Sampler, own_of_sets
 from slime.time_limit import often
 from slime.topology.placement import process_name
-from slime.topology.recordings import numbers_told, recordings_of
+from slime.topology.recordings import kept_tokens, numbers_told, recordings_of
 from slime.types import Group, Sample
 
 T = TypeVar("T")
@@ -245,7 +245,7 @@ def open_generation(
         scorer,
         chat,
         gate,
-        (*recordings_of(cfg), *numbers_told()),
+        (*recordings_of(cfg), *kept_tokens(cfg), *numbers_told()),
         read_hf_config(config_folder(cfg.model))["vocab_size"],
     )
     rollout = None

@@ -15,7 +15,7 @@ from slime.observe.alarm import alarm
 from slime.observe.stopwatch import Stopwatch
 from slime.opening import Run, open_run
 from slime.sampling.samples import compare, missing_shares, spread, with_advantages, with_numbers
-from slime.topology.recordings import numbers_told, recordings_of
+from slime.topology.recordings import kept_tokens, numbers_told, recordings_of
 from slime.train.packing import skipped_steps
 from slime.types import Group
 
@@ -141,7 +141,7 @@ def learn(run: Run, stage: Stage, step: int, groups: Sequence[Group], watch: Sto
         compared = compare(groups, least, step - 1, oldest, mask_truncated=cfg.algo.mask_truncated)
         samples = compared.sequences
         recorded = missing_shares(samples, [recording.name for recording in recordings_of(cfg)])
-        samples, told = with_numbers(samples, [recording.name for recording in numbers_told()])
+        samples, told = with_numbers(samples, [each.name for each in (*kept_tokens(cfg), *numbers_told())])
     if made_by(stage.objective):
         with watch("columns"):
             samples = run.asking(partial(with_columns, stage.objective, samples))

@@ -27,6 +27,9 @@ SFT, RL = "sft", "rl"
 ADVANTAGES, ROLLOUT_LOGPROBS, IS_CURRENT = "advantages", "rollout_logprobs", "is_current"
 """Columns of a sample that was generated (`TrainSample`): its advantage; the log-probs that the engine recorded, in
 nats; 1 where the token was generated under the very weights that are now trained, else 0."""
+KEPT_TOKENS = "kept_tokens"
+"""Column [t, width] of samples that engines drew from the likeliest tokens alone: 1 + id of each token that could have
+been drawn, 0 behind the last."""
 PREFERENCE = "preference"
 """Column of a pair of answers: 1 where one was chosen, -1 where it was rejected."""
 

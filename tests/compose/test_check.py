@@ -106,11 +106,11 @@ def test_every_numeric_key_is_bounded() -> None:
         ({"rollout.sampling.temperature": 0.0}, "greedy samples of one prompt are all the same"),
         (
             {"rollout.sampling.top_p": 0.9},
-            "top_p: is 0.9, but training needs 1: the trainer's log-probs cover the full",
+            "top_p: is 0.9, but trainers must be told which tokens SGLang kept",
         ),
         (
-            {"rollout.sampling.top_k": 20},
-            "top_k: is 20, but training needs -1: the trainer's log-probs cover",
+            {"rollout.sampling.top_k": 2000},
+            "top_k: is 2000: engines tell trainers of at most 1024 tokens which they were. Set it to 256",
         ),
         ({"train.steps_per_rollout": 7}, "256 samples a rollout cannot be divided into 7 optimizer steps"),
         ({"train.max_tokens_per_micro_batch": 47}, "is 47, but a sequence may have 48 tokens"),

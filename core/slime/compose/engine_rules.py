@@ -17,7 +17,7 @@ from slime.topology.adapters import adapters_beside
 from slime.topology.engines import sampling_groups
 from slime.topology.placement import SAVER
 from slime.topology.quantization import choices
-from slime.topology.recordings import numbers_told, recordings_of
+from slime.topology.recordings import kept_tokens, numbers_told, recordings_of
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.topology import Topology
 from slime.topology.transport import DISK
@@ -113,10 +113,15 @@ def recording_problems(topology: Topology) -> Iterator[SlimeError]:
     recordings, todo = recordings_of(cfg), f"Set {key}=false, or change that."
     asked = [(key, todo, each) for each in recordings]
     asked += [(f"recording '{each.name}'", "Uninstall its plugin, or change that.", each) for each in numbers_told()]
+    narrow = [("rollout.sampling.top_k", "Set it to -1, or change that.", each) for each in kept_tokens(cfg)]
+    asked += narrow
     if not recordings and (cfg.train.routing_replay or cfg.observe.routing):
         yield SlimeError("does nothing: the model has no mixture of experts", where=key, todo="Remove it.")
     elif recordings and topology.works_in_pairs:
         yield SlimeError("prefill and decode engines do not return what prefill engines chose", where=key, todo=todo)
+    elif narrow and topology.works_in_pairs:
+        where, way_out, _ = narrow[0]
+        yield SlimeError("prefill and decode engines do not return which tokens they kept", where=where, todo=way_out)
     for group in topology.groups:
         for where, way_out, recording in asked:
             for problem in recording.problems(cfg.train.megatron, group.sglang):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from slime import plugins
 from slime.algo.grpo import Grpo
-from slime.algo.stages import estimator_of, objective_of, policy_steps, run_stages
+from slime.algo.stages import MakesColumns, estimator_of, objective_of, policy_steps, run_stages
 from slime.config.paths import resolve
 from slime.config.schema import (
     AlgoConfig,
@@ -17,12 +17,14 @@ from slime.config.schema import (
     KlIn,
     LossMean,
     LrDecay,
-    SamplingConfig,
+    RolloutConfig,
     SlimeConfig,
     TrainConfig,
 )
 from slime.errors import SlimeError
+from slime.objective import Objective
 from slime.topology.adapters import adapters_of
+from slime.topology.kept_tokens import MOST_KEPT
 from slime.topology.topology import Topology
 
 GREEDY_BELOW = 1e-6
@@ -87,7 +89,7 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
     yield from _means(cfg.algo)
     if run_stages(cfg).have_critic:
         yield from _critic(cfg.algo, cfg.run.num_steps, cfg.train)
-    yield from _sampled_policy(cfg.rollout.sampling)
+    yield from _sampled_policy(cfg.rollout, objective_of(cfg.algo))
 
 
 def rate_warnings(cfg: SlimeConfig, typed: Collection[str]) -> Iterator[SlimeError]:
@@ -156,19 +158,30 @@ def _means(algo: AlgoConfig) -> Iterator[SlimeError]:
         yield SlimeError("false has no mean over tokens to change with algo.loss_mean=constant", where=where, todo=todo)
 
 
-def _sampled_policy(sampling: SamplingConfig) -> Iterator[SlimeError]:
-    """Whether samples are drawn from the very distribution that the trainer computes: softmax(logits / temperature).
-
-    A truncated one gives its tokens higher probabilities than that, and forbids what the updated policy may do.
-    """
+def _sampled_policy(rollout: RolloutConfig, objective: Objective) -> Iterator[SlimeError]:
+    """Whether samples are drawn from the very distribution that the trainer computes: softmax(logits / temperature), or
+    the same of the tokens that engines say they drew from (`slime.topology.kept_tokens`)."""
+    sampling = rollout.sampling
     if sampling.temperature < GREEDY_BELOW:
         where, todo = "rollout.sampling.temperature", "Set it above 0."
         yield SlimeError("greedy samples of one prompt are all the same", where=where, todo=todo)
-    for key, value, whole in (("top_p", sampling.top_p, 1), ("top_k", sampling.top_k, -1)):
-        if value != whole:
-            what = f"is {value}, but training needs {whole}: the trainer's log-probs cover the full distribution"
-            todo = f"Set it to {whole} and narrow the samples by temperature; eval.sampling.{key} is free."
-            yield SlimeError(what, where=f"rollout.sampling.{key}", todo=todo)
+    key, todo = "rollout.sampling.top_k", "Set it to -1, and top_p to 1; eval.sampling's are free."
+    if sampling.top_k == -1:
+        if sampling.top_p != 1:
+            what = f"is {sampling.top_p}, but trainers must be told which tokens SGLang kept, and it tells with a top_k"
+            todo = (
+                f"Set {key}=256, for instance, the most that it keeps then, or this to 1; eval.sampling.top_p is free."
+            )
+            yield SlimeError(what, where="rollout.sampling.top_p", todo=todo)
+    elif sampling.top_k > MOST_KEPT:
+        what = f"is {sampling.top_k}: engines tell trainers of at most {MOST_KEPT} tokens which they were"
+        yield SlimeError(what, where=key, todo="Set it to 256, or to -1 and top_p to 1.")
+    elif rollout.backend != "sglang":
+        what = f"is {sampling.top_k}, but only SGLang tells trainers which tokens it kept"
+        yield SlimeError(what, where=key, todo=todo)
+    elif any(column.width for column in objective.needs) or (isinstance(objective, MakesColumns) and objective.makes):
+        what = f"is {sampling.top_k}, but this objective compares with log-probs of a teacher over all tokens"
+        yield SlimeError(what, where=key, todo=todo)
 
 
 def _kept(checkpoint: CheckpointConfig, init: Init) -> Iterator[SlimeError]:

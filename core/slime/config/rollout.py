@@ -35,9 +35,10 @@ class SamplingConfig:
     temperature: float = key(1.0, Bound(0, 10), known_as="rollout.temperature rollout_temperature")
     """Samples are drawn from softmax(logits / temperature); training takes every log-prob of the same distribution."""
     top_p: float = key(1.0, RATE)
-    """Top-p (nucleus) sampling: must be 1 for training rollouts, `eval.sampling.top_p` may be lower."""
+    """Top-p (nucleus) sampling. Below 1 training needs a `top_k` (docs/algorithms.md); `eval.sampling`'s is free."""
     top_k: int = key(-1, TOP_K)
-    """Keep the k most likely tokens; -1 keeps all, which is what training needs."""
+    """Keep the k most likely tokens; -1 keeps all. Training with fewer, or with `top_p` below 1, takes every log-prob
+    and entropy of the same tokens as the engine drew each from."""
     max_response_tokens: int = key(
         1024, TOKENS, known_as="data.max_response_length max_completion_length rollout_max_response_len"
     )

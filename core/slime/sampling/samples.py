@@ -196,20 +196,21 @@ def _train_samples(sample: Sample, attempt: int, version: int, max_weight_lag: i
 
 def with_numbers(samples: Sequence[TrainSample], names: Sequence[str]) -> tuple[list[TrainSample], dict[str, float]]:
     """The samples with numbers that engines told of sampled tokens as columns, 0 where they told nothing; and the
-    means over loss tokens, `rollout/<name>`."""
+    means over loss tokens, `rollout/<name>`: of the numbers, or of how many a token has."""
 
     def column(sample: TrainSample, name: str) -> np.ndarray:
-        found, begin = np.zeros(sample.num_tokens, np.float32), sample.num_tokens - sample.num_response_tokens
-        told = sample.recorded.get(name, found[:0])
+        told = sample.recorded.get(name, np.zeros(0, np.float32))
+        found = np.zeros((sample.num_tokens, *told.shape[1:]), told.dtype)
         found[: len(told)] = told
-        return found[begin:]
+        return found[sample.num_tokens - sample.num_response_tokens :]
 
     found = []
     for sample in samples:
         others = {name: rows for name, rows in sample.recorded.items() if name not in names}
         found.append(replace(sample.with_columns(**{name: column(sample, name) for name in names}), recorded=others))
-    of = {name: [each.columns[name][each.loss_mask != 0] for each in found] for name in names}
-    return found, {f"rollout/{name}": float(np.concatenate(of[name]).mean(dtype=np.float64)) for name in names}
+    of = {name: np.concatenate([each.columns[name][each.loss_mask != 0] for each in found]) for name in names}
+    counted = {name: told if told.ndim == 1 else np.count_nonzero(told, axis=1) for name, told in of.items()}
+    return found, {f"rollout/{name}": float(told.mean(dtype=np.float64)) for name, told in counted.items()}
 
 
 def missing_shares(samples: Sequence[TrainSample], names: Iterable[str]) -> dict[str, float]:

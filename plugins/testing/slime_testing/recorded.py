@@ -3,7 +3,7 @@ experts that engines recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from slime.types import ADVANTAGES, ROLLOUT_LOGPROBS, TrainSample
+from slime.types import ADVANTAGES, KEPT_TOKENS, ROLLOUT_LOGPROBS, TrainSample
 
 
 def recorded_samples(
@@ -38,6 +38,19 @@ def _sample(generator: np.random.Generator, vocab_size: int, shortest: int, long
             ROLLOUT_LOGPROBS: (guess + generator.normal(0, 0.3, num_response_tokens)).astype(np.float32),
         },
     )
+
+
+def narrowed(samples: Sequence[TrainSample], vocab_size: int, *, most: int = 9) -> list[TrainSample]:
+    """As if engines had drawn each token from 1 to `most` tokens (`slime.types.KEPT_TOKENS`)."""
+    generator, found = np.random.default_rng(5), []
+    for sample in samples:
+        kept = np.zeros((sample.num_response_tokens, most + 1), np.int32)  # one more than are ever kept
+        for row, token in zip(kept, sample.tokens[-len(kept) :], strict=True):
+            others = generator.permutation(np.delete(np.arange(vocab_size), token))[: generator.integers(0, most)]
+            ids = generator.permutation([token, *others])
+            row[: len(ids)] = ids + 1
+        found.append(sample.with_columns(**{KEPT_TOKENS: kept}))
+    return found
 
 
 @contextmanager

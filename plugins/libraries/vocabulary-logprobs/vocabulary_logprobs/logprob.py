@@ -50,7 +50,7 @@ def logprobs_and_entropy(
         main_grad: [v, h] fp32, Megatron's gradient buffer of `weight`, to which the gradient is added at once; the
             gradient that autograd then gets is a placeholder, and `weight.grad_added_to_main_grad` says so.
         others: [k, t] int64, further tokens whose log-probs are wanted. Those of a place differ from one another,
-            unless their gradients are 0; the label may be among them.
+            unless their gradients are 0; the label may be among them. -1: none, whose number says nothing.
         fp32_logits: products of bf16 or fp16 values are exact in fp32; they are summed in it, and their sums are not
             rounded again. Only the gradient of the logits is rounded to the model's precision, before its two products.
 

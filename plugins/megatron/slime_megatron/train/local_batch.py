@@ -17,7 +17,7 @@ from slime.errors import SlimeError
 from slime.models.traits import ExtraLoss
 from slime.objective import Column
 from slime.train.packing import num_readers, shared_rows
-from slime.types import Batch, MicroBatch
+from slime.types import KEPT_TOKENS, Batch, MicroBatch
 from slime_megatron.train.model.packed.context_parallel import row_index, runs_of_rank
 from slime_megatron.train.model.packed.copies import on_device
 from slime_megatron.train.model.packed.sequences import PackedSequences
@@ -101,6 +101,8 @@ def _local(
     packed.readers = None if prefixes is None else tensor(num_readers(micro).astype(np.float32))
     packed.recorded = {name: tensor(values) for name, values in micro.recorded.items()}
     packed.loss_weights = tensor(micro.loss_weights)
+    columns = {name: tensor(values) for name, values in micro.columns.items()}
+    packed.kept = columns.get(KEPT_TOKENS)
     for extra in extra_losses:
         extra.prepare(packed, micro, tensor)
     lengths = np.diff(micro.cu_seqlens).astype(np.int64) // cp_size
@@ -114,7 +116,7 @@ def _local(
         packed=packed,
         loss_mask=tensor(micro.loss_mask),
         loss_weights=packed.loss_weights,
-        columns={name: tensor(values) for name, values in micro.columns.items()},
+        columns=columns,
         sequence_lengths=torch.from_numpy(lengths),
         attempt_lengths=attempts,
     )

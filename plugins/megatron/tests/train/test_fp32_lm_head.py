@@ -6,6 +6,7 @@ Logits reach 40, as a trained model's do: bf16 has steps of 1/4 there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import torch
 
 from slime_testing.ranks import Rank, run_ranks
 
-from .one_rank import HF
+from . import one_rank
 
+HF = {**one_rank.HF, "intermediate_size": 64}
+"""SGLang pads other widths on a CPU in bf16."""
 SHARP = 16
 LAYOUTS: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
     1: {"one rank": {}},
@@ -153,3 +156,66 @@ def test_without_the_key_bf16_rounds_it(folder: Path, output_layer: torch.nn.Mod
         for hidden, labels, scores, _ in calls([found["one rank"]])
     ]
     assert float(max(off)) > 1e3 * LOGPROB
+
+
+def logprobs_of(rank: Rank, folder: Path, fp32: bool, sequences: list[list[int]]) -> list[torch.Tensor]:
+    """[tokens - 1] of each sequence, by a model in bf16."""
+    from megatron_core_portable import cpu_stands_in_for_cuda
+    from slime import plugins
+    from slime_megatron.train import megatron
+    from slime_megatron.train.model.packed.sequences import PackedSequences
+    from slime_megatron.train.weights.load import load_hf
+    from slime_testing.models import run_config
+
+    cfg = run_config("glm4", folder, {"bf16": True})
+    cfg.model.fp32_lm_head = fp32
+    megatron.initialize(cfg, *rank)
+    bridge = plugins.load().models.create("glm4")
+    [module] = (model := megatron.build(cfg, bridge, HF)).modules
+    load_hf(model.modules, bridge.weight_mapping(HF), folder)
+    found = []
+    with cpu_stands_in_for_cuda(), torch.no_grad():
+        for sequence in sequences:
+            tokens = torch.tensor([sequence])
+            packed = PackedSequences.of([0, len(sequence)], 1, 0, tokens.device)
+            given = (tokens, torch.zeros_like(tokens), None)
+            scores = module.eval()(*given, labels=tokens.roll(-1, dims=1), packed_seq_params=packed)
+            found.append(scores[0, :-1].clone())
+    return found
+
+
+@pytest.mark.slow
+def test_engine_and_trainer_come_nearer(folder: Path, tmp_path: Path) -> None:
+    """By a tenth: both sides round equal logits alike. The rest is the rounding of hidden states, which each does in
+    another order."""
+    from transformers import AutoModelForCausalLM
+
+    from slime.engine_client.client import Completion
+    from slime_sglang.engine.driver.client import SGLangClient
+    from slime_testing.engines import as_exported, running_engine
+    from slime_testing.publishing import publish
+
+    exported = as_exported(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16), folder)
+    prompts = [[5, 6, 7, 9, number] for number in range(20, 36)]
+
+    async def ask(client: SGLangClient) -> list[Completion]:
+        sampling = {"max_new_tokens": 48, "ignore_eos": True}
+        try:
+            return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))
+        finally:
+            await client.close()
+
+    gaps = {}
+    for fp32 in (False, True):
+        fields = {"dtype": "bfloat16", "enable_fp32_lm_head": fp32}
+        with running_engine(folder, tmp_path / f"{fp32}.log", **fields) as engine:
+            publish(iter(exported.items()), [engine.endpoint], 1, 1 << 20)
+            completions = asyncio.run(ask(SGLangClient(engine.endpoint)))
+        sequences = [[*prompt, *each.tokens] for prompt, each in zip(prompts, completions, strict=True)]
+        [trained] = run_ranks(logprobs_of, 1, folder, fp32, sequences)
+        apart = [
+            scores[-len(each.tokens) :] - torch.tensor(each.logprobs)
+            for scores, each in zip(trained, completions, strict=True)
+        ]
+        gaps[fp32] = float(torch.cat(apart).abs().mean())
+    assert gaps[True] < 0.97 * gaps[False]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slime_megatron.train.model.linear import device_of
 from slime_megatron.train.model.packed.sequences import PackedSequences
+from vocabulary_logprobs.kept import renormalised
 from vocabulary_logprobs.logprob import logprobs_and_entropy, top_logprobs, vocabulary_kernels
 
 
@@ -97,7 +98,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             return self._logits(hidden_states)
         if self.top is not None:
             return self._most_probable(hidden_states, self.top)
-        scores = self.score(hidden_states, labels)
+        scores = self._score_kept(hidden_states, labels, kwargs["packed_seq_params"].kept)
         if not (self.heads and torch.is_grad_enabled()):
             return scores
         given = (self, hidden_states, kwargs["packed_seq_params"], kwargs["rotary_pos_emb"])
@@ -111,6 +112,14 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         logits, _ = self.output_layer(hidden, weight=self.shared_embedding_or_output_weight() if tied else None)
         result: Tensor = logits.transpose(0, 1).contiguous()
         return result
+
+    def _score_kept(self, hidden: Tensor, labels: Tensor, kept: Tensor | None) -> Tensor:
+        """`score` under the distribution that samples are drawn from: of the tokens `kept` [t, k] alone."""
+        if kept is None:
+            return self.score(hidden, labels)
+        assert len(labels) == 1, "further tokens have no log-prob among those that were kept"
+        ids = kept.t().long() - 1
+        return renormalised(self.score(hidden, torch.cat([labels, ids])), ids >= 0)
 
     def score(self, hidden: Tensor, labels: Tensor, *, with_head: bool = True) -> Tensor:
         """hidden [tokens (/ tp under sequence parallelism), 1, hidden size], labels [1 + k, tokens] -> [2 + k, tokens].

@@ -110,11 +110,13 @@ class SGLangClient:
         if status := meta["finish_reason"].get("status_code"):  # of an error, which a streamed answer has in its text
             self._check(status, "/generate", meta["finish_reason"]["message"])
         logprobs = meta.get("output_token_logprobs") or []  # absent if aborted before the first token
+        # Where it drew from some tokens alone and was asked which: log-probs are of these.
+        narrowed = meta.get("output_token_sampling_logprobs") or map(itemgetter(0), logprobs)
         reason = FinishReason(meta["finish_reason"]["type"])
         noted = [span for entry in meta.get(SPANS) or () if entry for span in entry]
         return Completion(
             tokens=[*map(itemgetter(1), logprobs)],
-            logprobs=[*map(itemgetter(0), logprobs)],
+            logprobs=[*narrowed],
             finish_reason=reason,
             # None if it was aborted in the midst of a publish, before its first token
             weight_version=self._version(meta["weight_version"]) if logprobs or reason != FinishReason.ABORT else None,

@@ -50,6 +50,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
             step's loss tokens. None where nothing is trained.
         num_step_tokens: of the whole optimizer step: sums over tokens divided by it add up to the mean over all.
         recorded: [t, ...] what engines noted of the tokens, by name (`slime.models.traits.Recording`); 0: nothing.
+        kept: [t, k] int32, as of `slime.types.KEPT_TOKENS`; None: samples are drawn from all tokens.
         given: what blocks with an extra loss read of the pack, by its type (`slime.models.traits.ExtraLoss.prepare`).
     """
 
@@ -63,6 +64,7 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
     loss_weights: Tensor | None = None
     num_step_tokens: int = 1
     recorded: Mapping[str, Tensor] = field(default_factory=dict)
+    kept: Tensor | None = None
     given: dict[type, Any] = field(default_factory=dict)
     _of_pass: dict[type, Any] = field(default_factory=dict, init=False)
     _derived: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
