@@ -104,10 +104,7 @@ def test_every_numeric_key_is_bounded() -> None:
         ({"run.num_steps": 0}, "run.num_steps: there is no step to run"),
         ({"rollout.samples_per_prompt": 1}, "compares at least 2 samples of a prompt"),
         ({"rollout.sampling.temperature": 0.0}, "greedy samples of one prompt are all the same"),
-        (
-            {"rollout.sampling.top_p": 0.9},
-            "top_p: is 0.9, but trainers must be told which tokens SGLang kept",
-        ),
+        ({"rollout.sampling.top_p": 0.9}, "top_p: is 0.9, but trainers must be told which tokens SGLang kept"),
         (
             {"rollout.sampling.top_k": 2000},
             "top_k: is 2000: engines tell trainers of at most 1024 tokens which they were. Set it to 256",

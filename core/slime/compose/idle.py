@@ -275,7 +275,7 @@ def rules() -> Iterator[Rule]:
 
 
 def _is_transport(name: str) -> Callable[[Composition], bool]:
-    return lambda run: transport_name(run.cfg) == name
+    return lambda run: transport_name(run.cfg.weights, run.cfg.rollout, run.cfg.cluster) == name
 
 
 def idle_keys(

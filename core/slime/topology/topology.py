@@ -118,7 +118,7 @@ class Topology:
     @cached_property
     def transport(self) -> str:
         """Name of how weights reach the engines, never `auto`."""
-        return transport_name(self.config)
+        return transport_name(self.config.weights, self.config.rollout, self.config.cluster)
 
     @cached_property
     def grid(self) -> Grid:

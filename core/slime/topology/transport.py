@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from slime.config.schema import ClusterConfig, SlimeConfig, WeightsConfig
+from slime.config.schema import ClusterConfig, RolloutConfig, WeightsConfig
 from slime.config.weights import AUTO
 
 IPC, BROADCAST, DISK = "ipc", "broadcast", "disk"
 """The transports that `auto` chooses from."""
 
 
-def transport_name(cfg: SlimeConfig) -> str:
+def transport_name(weights: WeightsConfig, rollout: RolloutConfig, cluster: ClusterConfig) -> str:
     """`weights.transport`, or what it stands for."""
-    if cfg.weights.transport != AUTO:
-        return cfg.weights.transport
-    if cfg.rollout.addresses:
+    if weights.transport != AUTO:
+        return weights.transport
+    if rollout.addresses:
         return DISK
-    return IPC if shares_memory(cfg.cluster) else BROADCAST
+    return IPC if shares_memory(cluster) else BROADCAST
 
 
 def shares_memory(cluster: ClusterConfig) -> bool:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from importlib.metadata import version as installed
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,24 +19,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from slime.cluster.calls import WATCH_S
 from slime.cluster.engine_return import Publishes
 from slime.config.choices import Publish
-from slime.config.hf import config_folder, read_hf_config
-from slime.config.paths import located, resolve
+from slime.config.paths import located
 from slime.config.schema import SlimeConfig
-from slime.data.tokenize import load_tokenizer
-from slime.engine_client.client import Completion, EngineGone, FinishReason
 from slime.engine_client.engine_set import EngineSet
 from slime.engines.outside import addresses_of
 from slime.errors import SlimeError
 from slime.events import EngineBack, EngineLost, Event
-from slime.net import Endpoint, Secret
 from slime.sampling.held import beside
-from slime.weights.publisher.engine_link import EngineLink
 from slime_sglang.disk.folder import stored
-from slime_sglang.disk.follow import KEY
 from slime_sglang.disk.options import disk_weights
-from slime_sglang.engine.driver.client import SGLangClient
 from slime_sglang.engine.driver.room import room_problem
 from slime_sglang.engine.own import TAKES_WEIGHTS
+from slime_sglang.returning.server import OutsideLink, OutsideServer
+from slime_sglang.returning.wanted import PROBE, Wanted
 
 if TYPE_CHECKING:
     from slime_sglang.disk.stored import Manifest
@@ -51,16 +44,6 @@ VISIBLE_S = 60.0
 """How long a version may take to be seen on another host than its publisher's."""
 UNTOUCHED = "default"
 """Weight version of a server of SGLang's to which nobody has given another one."""
-COMPARED = (
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "enable_deterministic_inference",
-    "enable_fp32_lm_head",
-)
-"""Fields of `rollout.sglang` that a server must have as the run says: they change what it computes."""
-PROBE = "Grüße, 世界!\n\tif x <= 12 + 34: return 'it is' # 46.0"
-"""A text of which tokenizers make different tokens."""
 
 
 async def tended(work: Coroutine[Any, Any, T], tend: Coroutine[Any, Any, None]) -> T:
@@ -75,63 +58,6 @@ async def tended(work: Coroutine[Any, Any, T], tend: Coroutine[Any, Any, None]) 
         working.cancel()
         tending.cancel()
         await asyncio.wait([working, tending])
-
-
-class _Client(SGLangClient):
-    """Requests to a server that may end, or start again, whenever its owner likes: others take them then."""
-
-    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
-        super().__init__(endpoint, timeout_s)
-        self._num_aborts = 0
-
-    async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
-        num_aborts = self._num_aborts
-        completion = await super().generate(input_ids, sampling, **fields)
-        if completion.finish_reason is FinishReason.ABORT and self._num_aborts == num_aborts:
-            raise self._error("it aborted a request by itself", "It is shutting down, it seems.", EngineGone)
-        return completion
-
-    async def abort_all(self) -> None:
-        self._num_aborts += 1
-        await super().abort_all()
-
-    def _version(self, text: str) -> int:
-        if not text.isdecimal():
-            raise self._error(f"it serves '{text}' weights", "It was started again, it seems.", EngineGone)
-        return int(text)
-
-
-class _Link(EngineLink):
-    """The driver's connection to a server, whose log lies with its owner."""
-
-    @property
-    def _where(self) -> str:
-        return f"engine {self.url}"
-
-    def _error(self, what: str, kind: type[SlimeError] = SlimeError) -> SlimeError:
-        return kind(what, where=self._where, todo="See its log, where it was started.")
-
-
-class _Server:
-    """One server.
-
-    Attributes:
-        client: for the sampler's requests.
-        serves: it takes requests.
-        answers: it was there when it was asked last.
-        is_taking: a version is on its way into it.
-        holds, refused: names of the version that it took last, and of one that it did not take.
-        left_at: when it stopped taking requests, in seconds of `time.monotonic`; None: it has had none.
-        problem: why it takes no requests, as it was told.
-    """
-
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self.endpoint = Endpoint(url, Secret(os.environ.get(KEY, "")))
-        self.client = _Client(self.endpoint, timeout_s)
-        self.serves = self.answers = self.is_taking = False
-        self.holds = self.refused = ""
-        self.left_at: float | None = None
-        self.problem: SlimeError | None = None
 
 
 class OutsideEngines:
@@ -149,8 +75,8 @@ class OutsideEngines:
         self._newest = _newest(self._folder)
         self._manifest: Manifest | None = None
         self._wanted = Wanted(cfg)
-        self._servers: dict[str, _Server] = {}
-        self._looks: dict[_Server, asyncio.Task[SlimeError | None]] = {}
+        self._servers: dict[str, OutsideServer] = {}
+        self._looks: dict[OutsideServer, asyncio.Task[SlimeError | None]] = {}
         self._is_tending = False
         self._engines: EngineSet | None = None
         self._alone_since: float | None = time.monotonic()
@@ -240,7 +166,7 @@ class OutsideEngines:
             if not server.serves:
                 await server.client.hang_up()
 
-    def _listed(self) -> list[_Server]:
+    def _listed(self) -> list[OutsideServer]:
         """The servers of now: files with addresses are read again. A list that cannot be read changes nothing."""
         try:
             listed = addresses_of(self._cfg.rollout.addresses)
@@ -255,16 +181,16 @@ class OutsideEngines:
             if self._engines:
                 self._engines.remove(gone.client)
         for url in [url for url in listed if url not in self._servers]:
-            self._servers[url] = _Server(url, self._timeout_s)
+            self._servers[url] = OutsideServer(url, self._timeout_s)
             self._add(self._servers[url])
         return [*self._servers.values()]
 
-    def _add(self, server: _Server) -> None:
+    def _add(self, server: OutsideServer) -> None:
         if self._engines:
             self._engines.add(server.client)
             self._engines.lose(server.client)
 
-    def _note(self, server: _Server, problem: SlimeError | None) -> None:
+    def _note(self, server: OutsideServer, problem: SlimeError | None) -> None:
         """Let a server take requests from now on, or no more, and tell it."""
         url, now = server.endpoint.url, time.monotonic()
         if problem is None and not server.serves:
@@ -289,11 +215,11 @@ class OutsideEngines:
         todo = f"{next(found, '')}Start one, then start the same command again to resume."
         raise SlimeError(what, where="rollout.addresses", todo=todo)
 
-    def _link(self, server: _Server, timeout_s: float) -> _Link:
+    def _link(self, server: OutsideServer, timeout_s: float) -> OutsideLink:
         version = self._manifest.version if self._manifest else 0
-        return _Link(server.endpoint, version, timeout_s, flushes=self._flushes)
+        return OutsideLink(server.endpoint, version, timeout_s, flushes=self._flushes)
 
-    def _compare(self, server: _Server) -> SlimeError | None:
+    def _compare(self, server: OutsideServer) -> SlimeError | None:
         """Why a server cannot be an engine of the run; None: it is as the run needs it."""
         link, server.answers = self._link(server, LOOK_S), False
         try:
@@ -309,7 +235,7 @@ class OutsideEngines:
             return SlimeError("; ".join(differences), where=f"engine {server.endpoint}", todo=todo)
         return room_problem(server.endpoint.url, info, self._cfg)
 
-    def _bring(self, server: _Server, *, tends: bool = False) -> SlimeError | None:
+    def _bring(self, server: OutsideServer, *, tends: bool = False) -> SlimeError | None:
         """See that a server holds the newest version; returns why it does not.
 
         Args:
@@ -345,7 +271,7 @@ class OutsideEngines:
         server.holds = name
         return None
 
-    def _hand_over(self, server: _Server, name: str) -> None:
+    def _hand_over(self, server: OutsideServer, name: str) -> None:
         from slime_sglang.disk.publish import load_stored
 
         assert self._manifest
@@ -356,57 +282,12 @@ class OutsideEngines:
         link = self._link(server, self._timeout_s)
         link.require_receipt(load_stored(link, self._folder, name), self._manifest.summary)
 
-    def _weight_version(self, server: _Server) -> str:
+    def _weight_version(self, server: OutsideServer) -> str:
         """Empty: it is not there."""
         try:
             return self._link(server, LOOK_S).weight_version()
         except SlimeError:
             return ""
-
-
-class Wanted:
-    """What a server must be like."""
-
-    def __init__(self, cfg: SlimeConfig) -> None:
-        self._cfg = cfg
-        hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
-        self._model = {name: hf[name] for name in ("model_type", "architectures") if name in hf}
-        tokenizer = load_tokenizer(resolve(cfg.model.tokenizer or cfg.model.path))
-        self._tokens = list(tokenizer.encode(PROBE, add_special_tokens=False))
-        self._version = installed("sglang").partition("+")[0]
-        stops = [cfg.rollout.sampling.stop, *(held_out.sampling.stop for held_out in cfg.eval.all().values())]
-        self._needs_text = any(stops)
-
-    def differences(self, info: Mapping[str, Any], model: Mapping[str, Any]) -> Sequence[str]:
-        """Each in a few words.
-
-        Args:
-            info: of `/server_info`, with `tokens` of `PROBE` where it has a tokenizer.
-            model: of `/model_info`.
-        """
-        return [*self._of_server(info), *self._of_model(model)]
-
-    def _of_server(self, info: Mapping[str, Any]) -> Iterator[str]:
-        if (found := str(info["version"]).partition("+")[0]) != self._version:
-            yield f"is SGLang {found}, the run has {self._version}"
-        if info["disaggregation_mode"] != "null":
-            yield f"works in pairs (disaggregation_mode is {info['disaggregation_mode']})"
-        if info["speculative_algorithm"]:
-            yield f"drafts tokens (speculative_algorithm is {info['speculative_algorithm']})"
-        if info.get("tokens", self._tokens) != self._tokens:
-            yield f"has another tokenizer ({info['tokenizer_path']})"
-        if self._needs_text and info["skip_tokenizer_init"]:
-            yield "has no tokenizer (skip_tokenizer_init), which stop strings need"
-        for name in COMPARED:
-            if (wanted := self._cfg.rollout.sglang.get(name)) is not None and info.get(name) != wanted:
-                yield f"{name} is {info.get(name)}, rollout.sglang.{name} is {wanted}"
-
-    def _of_model(self, model: Mapping[str, Any]) -> Iterator[str]:
-        for name, wanted in self._model.items():
-            if model.get(name) != wanted:
-                yield f"its model's {name} is {model.get(name)}, the trained one's {wanted}"
-        if not model["is_generation"]:
-            yield "its model does not generate"
 
 
 def _newest(folder: Path) -> str:
@@ -415,6 +296,6 @@ def _newest(folder: Path) -> str:
     return names[-1] if names else ""
 
 
-def _in_threads(work: Callable[[_Server], T], servers: Sequence[_Server]) -> list[T]:
+def _in_threads(work: Callable[[OutsideServer], T], servers: Sequence[OutsideServer]) -> list[T]:
     with ThreadPool(max(len(servers), 1)) as pool:  # ends without waiting: a server may take minutes
         return pool.map(work, servers)
