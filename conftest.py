@@ -55,8 +55,10 @@ def pytest_runtest_makereport(item, call):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item, nextitem):
-    """A file that leaves a process group behind fails in its last test, not the next file that needs one."""
+    """A file that leaves a process group behind fails in its last test, not the next file that needs one. And SIGUSR2,
+    which a command that ran in this process holds back, reaches children of other tests."""
     yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
     distributed = sys.modules.get("torch.distributed")
     if distributed and (nextitem is None or nextitem.path != item.path) and distributed.is_initialized():
         distributed.destroy_process_group()

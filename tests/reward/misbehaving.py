@@ -195,10 +195,11 @@ class Misbehaving:
         os._exit(0)
 
     def start_threads(self, count: int) -> Verdict:
-        end, before = threading.Event(), threading.active_count()
-        for _ in range(count):
-            threading.Thread(target=end.wait).start()
-        running = threading.active_count() - before
+        end = threading.Event()
+        threads = [threading.Thread(target=end.wait) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        running = sum(thread.is_alive() for thread in threads)
         end.set()
         return Verdict.of(running)
 
