@@ -7,6 +7,7 @@ from slime.compose.compose import examine
 NARROW = ["+model=glm4-tiny", "+cluster=local", "rollout.sampling.top_k=20", "rollout.sampling.top_p=0.9"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -32,6 +32,7 @@ def test_on_gpus_all_devices_may_train() -> None:
     assert len(composed.topology.places) == composed.cfg.cluster.num_trainers == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "where", "said"),
     [
