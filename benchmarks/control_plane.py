@@ -181,7 +181,7 @@ class ModelessActor(TrainerActor):
 
 
 def recipe(num_hosts: int, num_devices: int, address: str) -> SlimeConfig:
-    """GLM-5.2's for so few hosts, with so many devices each. An engine is on a quarter of them, as there."""
+    """The config of GLM-5.2 for some hosts and devices of each. An engine takes a quarter of all, as in its recipe."""
     world_size = num_hosts * num_devices
     ranks, of_engine = world_size // STAGES, world_size // 4
     tensor = min(4, ranks)

@@ -25,7 +25,7 @@ class KeptTokens:
     requests with a finite top-k, from the very probabilities that it drew by; of drafted tokens it does not.
 
     Attributes:
-        top_k: SGLang keeps so many at most, and the one that it drew.
+        top_k: largest number of tokens that SGLang keeps; the drawn one may come on top.
     """
 
     top_k: int

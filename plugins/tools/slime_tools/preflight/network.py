@@ -23,7 +23,7 @@ GLOO_BYTES, NCCL_BYTES = 32 * 2**20, 512 * 2**20
 """Of a message: large enough that the first packets do not count."""
 MOST_ROUNDS = 9
 """Each host exchanges with as many others at most."""
-TODO = "See cluster.socket_interface, and NCCL_IB_HCA in cluster.environment (docs/large-recipes.md)."
+WAY_OUT = "See cluster.socket_interface, and NCCL_IB_HCA in cluster.environment (docs/large-recipes.md)."
 SLOW = 0.5
 """A host is named whose exchanges reach less than this share of the median host's."""
 
@@ -111,7 +111,7 @@ def slow(rates: Mapping[str, float]) -> dict[str, str]:
     """A note for each host that is far slower than the median one, by bytes a second of each."""
     median = statistics.median(rates.values())
     return {
-        host: f"its network carries {human_bytes(rate)} a second, the median host's {human_bytes(median)}. {TODO}"
+        host: f"its network carries {human_bytes(rate)} a second, the median host's {human_bytes(median)}. {WAY_OUT}"
         for host, rate in rates.items()
         if rate < SLOW * median
     }
@@ -188,10 +188,10 @@ def _all(asked: Mapping[str, Any]) -> dict[str, Any]:
         try:
             found[host] = ray.get(answer, timeout=0)
         except ray.exceptions.GetTimeoutError:
-            faults[host] = Fault(f"it did not exchange data with the others within {LIMIT_S:g} s", TODO)
+            faults[host] = Fault(f"it did not exchange data with the others within {LIMIT_S:g} s", WAY_OUT)
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[-1]
-            faults[host] = Fault(f"it could not exchange data with the others: {why}", TODO)
+            faults[host] = Fault(f"it could not exchange data with the others: {why}", WAY_OUT)
     if faults:
         raise _Failed(faults)
     return found
