@@ -66,7 +66,10 @@ NAMED = {
 """What the day names of a file of three tests, two of them slow, and how many of these then run by day."""
 
 
-def test_slow_tests_that_the_day_does_not_name_are_for_the_night(tmp_path: Path) -> None:
+def test_slow_tests_that_the_day_does_not_name_are_for_the_night(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLOW_TESTS_UNTIL", raising=False)  # of the session that runs this test
     for file in NAMED:
         (tmp_path / file).write_text(TWO_SLOW)
     (tmp_path / "tests").mkdir()
