@@ -4,6 +4,7 @@
     python benchmarks/against_trl.py                          # trains the model on demonstrations first, a minute
     python benchmarks/against_trl.py --model RUN/export --steps 30 --rounds 3
     python benchmarks/against_trl.py --device cuda --model models/SmolLM2 --out FOLDER +cluster=h100x1
+    python benchmarks/against_trl.py --device cuda --model models/SmolLM2 --out FOLDER --trl-vllm 0.3  # see peers.sh
 
 Both start from the same exported folder, take 32 prompts x 8 samples of at most 16 tokens a step, learn by GRPO in
 float32 and neither evaluate nor save. They run one after the other, in turn, a fresh process a round; the first steps
@@ -13,8 +14,12 @@ each, which take turns.
 
 With `--device cuda` both have one GPU, one after the other, for `--steps` steps or `--limit` seconds each, and the task
 of the recipe that is named, word problems by default: see `beside.py` for what is reported. TRL then computes in bf16
-beside float32 weights, as slime does, attends with SDPA and generates with transformers: one `generate` for all
-samples, or continuous batching with `--trl-continuous`. `FOLDER` keeps rows and output. Not yet run on a GPU.
+beside float32 weights, as slime does, and generates with vLLM in its own process (`--trl-vllm` and the share of the
+GPU's memory that vLLM takes; TRL 1.16 wants vLLM 0.22 to 0.31, of which 0.24.0 goes with torch 2.11), or with
+transformers: one `generate` for all samples, or continuous batching with `--trl-continuous`. No old log-probs are
+computed, since each step is one update: vLLM's are not corrected, as slime's engine's are not. `--trl-attention` and
+`--trl-set` name more of its settings; with `--alone` slime does not run, and several settings of TRL can be put into
+one table: see `beside.py`. `FOLDER` keeps rows and output.
 
 Wall times of a busy machine say little, so processor time is printed too: of every process of the two, user and system,
 from the end of the first step counted to that of the last.
@@ -32,7 +37,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +45,9 @@ from typing import Any
 import beside
 import psutil
 from machine import conditions
+from trl_process import train_with_trl
 
 from slime.compose.compose import compose
-from slime.config.choices import Device
-from slime.config.schema import SlimeConfig
 from slime.observe.metrics import read_rows
 
 POLL_S = 0.02
@@ -150,113 +154,6 @@ def supervised(folder: Path) -> Path:
     return folder / "sft" / "export"
 
 
-def train_with_trl(
-    cfg: SlimeConfig, model: Path, steps: int, rows: Path, batch: int | None = None, *, continuous: bool = False
-) -> None:
-    """What runs in TRL's process: as many samples a step, one optimizer step, the same loss, reward and prompts.
-
-    `batch` samples are computed at once, by default all of a step.
-    """
-    import torch
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-
-    from slime.config.paths import resolve
-    from slime.data.prompts import PromptSet
-    from slime.data.tokenize import load_tokenizer
-    from slime.plugins import load
-    from slime.types import Sample
-
-    tokenizer = load_tokenizer(model)
-    prompts = PromptSet(cfg.data, resolve(str(cfg.data.path)), tokenizer, cfg.rollout.max_prompt_tokens)
-    found = [prompts.prompt(number, 0) for number in range(len(prompts))]
-    by_id = {prompt.id: prompt for prompt in found}
-    data = Dataset.from_list([{"prompt": list(prompt.messages), "id": prompt.id} for prompt in found])
-    reward = load().rewards.create(cfg.reward.name, **cfg.reward.options)
-    num_samples = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
-    seconds = Counter[str]()
-
-    @contextmanager
-    def timed(phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        seconds[phase] += time.perf_counter() - start
-
-    def score(completions: Sequence[Any], completion_ids: Sequence[Any], **columns: Any) -> list[float]:
-        with timed("reward"):
-            samples = [
-                Sample(by_id[id_], 0, response=completion[0]["content"])
-                for id_, completion in zip(columns["id"], completions, strict=True)
-            ]
-            seconds["tokens"] += sum(map(len, completion_ids))
-            rewards = [float(reward.score(sample).value or 0.0) for sample in samples]
-            seconds["rewards"] += sum(rewards)
-            return rewards
-
-    class Timed(GRPOTrainer):  # type: ignore[misc]
-        def _generate(self, *arguments: Any, **named: Any) -> Any:
-            with timed("generate"):
-                return super()._generate(*arguments, **named)
-
-    class Rows(TrainerCallback):  # type: ignore[misc]
-        """A row a step, with what no phase covers as `train`."""
-
-        start = 0.0
-
-        def on_step_begin(self, *arguments: Any, **named: Any) -> None:
-            self.start = self.start or time.perf_counter()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-            now = time.perf_counter()
-            phases = {"generate": seconds["generate"], "reward": seconds["reward"]}
-            phases = phases | {"train": now - self.start - sum(phases.values()), "step": now - self.start}
-            row = {
-                "stage": "rl",
-                "step": state.global_step,
-                "time": time.time(),
-                "rollout/num_tokens": seconds["tokens"],
-                "rollout/reward_mean": seconds["rewards"] / num_samples,
-            }
-            row |= {f"seconds/{phase}": value for phase, value in phases.items()}
-            with rows.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            seconds.clear()
-            self.start = now
-
-    rollout, optimizer = cfg.rollout, cfg.train.optimizer
-    cuda, batch = cfg.cluster.device is Device.cuda, batch or num_samples
-    settings = GRPOConfig(
-        output_dir=str(rows.parent / "trl"),
-        use_cpu=not cuda,
-        bf16=cuda,
-        tf32=True if cuda else None,
-        use_transformers_continuous_batching=continuous,
-        max_steps=steps,
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=num_samples // batch,
-        num_generations=rollout.samples_per_prompt,
-        max_completion_length=rollout.sampling.max_response_tokens,
-        temperature=rollout.sampling.temperature,
-        top_p=rollout.sampling.top_p,
-        top_k=0,
-        beta=0.0,
-        learning_rate=optimizer["lr"],
-        adam_beta2=optimizer["adam_beta2"],
-        max_grad_norm=optimizer["clip_grad"],
-        lr_scheduler_type="constant",
-        gradient_checkpointing=False,
-        save_strategy="no",
-        report_to=[],
-        logging_steps=1,
-        disable_tqdm=True,
-        seed=cfg.run.seed,
-    )
-    trained = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    trainer = Timed(trained, [score], settings, train_dataset=data, processing_class=tokenizer, callbacks=[Rows()])
-    trainer.train()
-
-
 def mean(rounds: Sequence[Round], field: str) -> dict[str, float]:
     names = dict.fromkeys(name for each in rounds for name in getattr(each, field))
     return {name: statistics.fmean(getattr(each, field).get(name, 0.0) for each in rounds) for name in names}
@@ -283,7 +180,7 @@ def table(ours: Sequence[Round], theirs: Sequence[Round], num_samples: int) -> s
     return "\n".join(lines) + f" processor time; promised at most {PROMISED:.1f} in wall time: {verdict}"
 
 
-def main() -> None:
+def options_of() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="exported folder; by default one is trained on demonstrations")
     parser.add_argument("--steps", type=int, default=20, help="of a round, warm-up included")
@@ -294,7 +191,20 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=200.0, metavar="SECONDS", help="with cuda: of each, with start")
     parser.add_argument("--trl-batch", type=int, default=128, help="with cuda: samples that TRL computes at once")
     parser.add_argument("--trl-continuous", action="store_true", help="TRL generates by continuous batching")
+    parser.add_argument("--trl-vllm", type=float, metavar="SHARE", help="TRL generates with vLLM; of the GPU's memory")
+    parser.add_argument("--trl-attention", default="sdpa", help="of transformers, in TRL")
+    parser.add_argument(
+        "--trl-set", action="append", default=[], metavar="FIELD=JSON", help="of GRPOConfig; repeatable"
+    )
+    parser.add_argument("--trl-path", default="", help="what TRL's process finds before PYTHONPATH")
+    parser.add_argument("--name", default="TRL", help="with cuda: in the table, of these settings of TRL")
+    parser.add_argument("--alone", action="store_true", help="with cuda: without slime")
     parser.add_argument("--trl", type=Path, metavar="ROWS", help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    parser = options_of()
     options, arguments = parser.parse_known_args()
     if options.device == "cuda":
         if not (options.model and options.out):
@@ -308,17 +218,30 @@ def on_gpu(options: argparse.Namespace, words: Sequence[str]) -> None:
     model, out = options.model.absolute(), options.out.absolute()
     cfg = compose([*words, f"model.path={model}"])
     if options.trl:
-        train_with_trl(cfg, model, options.steps, options.trl, options.trl_batch, continuous=options.trl_continuous)
+        settings = dict(trl_settings(options))
+        train_with_trl(cfg, model, options.steps, options.trl, options.trl_batch, **settings)
         return
-    out.mkdir(parents=True)
-    rows = out / "trl.jsonl"
-    own = ["--device", "cuda", "--trl", rows, "--model", model, "--out", out, "--steps", options.steps]
-    own += ["--trl-batch", options.trl_batch, *["--trl-continuous"] * options.trl_continuous]
-    command = [sys.executable, __file__, *map(str, own), *words]
-    trl = beside.watched("TRL", command, rows, out / "trl.log", options.limit)
-    slime = beside.slime(model, out, options.steps, options.limit, words)
-    programs = ((seen, beside.read_slime(seen.rows)) for seen in (slime, trl))
-    print(beside.report(beside.size(cfg, model), *programs))
+    out.mkdir(parents=True, exist_ok=options.alone)
+    file = beside.file_name(options.name)
+    rows = out / f"{file}.jsonl"
+    mine = [word for word in sys.argv[1:] if word not in words]
+    command = [sys.executable, __file__, *mine, "--trl", str(rows), *words]
+    path = os.pathsep.join(filter(None, [options.trl_path, os.environ.get("PYTHONPATH", "")]))
+    trl = beside.watched(options.name, command, rows, out / f"{file}.log", options.limit, PYTHONPATH=path)
+    slime = [] if options.alone else [beside.slime(model, out, options.steps, options.limit, words)]
+    programs = (*slime, (trl, beside.read_slime(trl.rows)))
+    beside.tell(out, beside.size(cfg, model), *programs, alone=options.alone)
+
+
+def trl_settings(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """What the options give to `train_with_trl`."""
+    yield "attention", options.trl_attention
+    yield "use_transformers_continuous_batching", options.trl_continuous
+    if options.trl_vllm:
+        yield "use_vllm", True
+        yield "vllm_gpu_memory_utilization", options.trl_vllm
+    for field, _, value in (each.partition("=") for each in options.trl_set):
+        yield field, json.loads(value)
 
 
 def on_cpu(options: argparse.Namespace, arguments: Sequence[str]) -> None:

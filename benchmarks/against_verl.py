@@ -15,10 +15,12 @@ release, transformers 5.12.1 and torch 2.11.0 it runs. It is installed without i
 
 verl at its best for one GPU and a small model: FSDP without offloading or recomputing, dynamic batches with as many
 tokens as slime's, torch.compile, its engine's memory not freed between phases (`--free-cache` frees it), SGLang with
-slime's settings. It packs sequences without padding only with flash-attn, which the index has as source alone; with it
-installed say `--attention flash_attention_2`. Both neither evaluate nor save. Rewards are the last number of a response
+slime's settings, or vLLM with `--engine vllm` (0.24.0 is what this verl names; it pins the same torch). It packs
+sequences without padding only with flash-attn, which the index has as source alone; with it installed say
+`--attention flash_attention_2`. Both neither evaluate nor save. Rewards are the last number of a response
 compared with the label. `FOLDER` keeps the rows and the output of both; either is ended after `--limit` seconds, and
-what it had done till then is counted. Words of slime's command line may follow, as in the second command.
+what it had done till then is counted. Words of slime's command line may follow, as in the second command. With
+`--alone` slime does not run, and several settings of verl can be put into one table: see `beside.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import beside
-from beside import read_slime, row_of, watched
+from beside import row_of, watched
 
 RUN = ["+model=qwen2.5-0.5b", "+cluster=h200x1", "task=word-problems"]
 
@@ -70,12 +72,15 @@ def write_prompts(source: Path, out: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(table), out)
 
 
-def verl_words(cfg: Any, model: Path, data: Path, steps: int, *, attention: str, free_cache: bool) -> list[str]:
-    """verl's keys for what a config of slime says; fields of SGLang go to its engine as they are."""
+def verl_words(
+    cfg: Any, model: Path, data: Path, steps: int, *, attention: str, free_cache: bool, served_by: str = "sglang"
+) -> list[str]:
+    """verl's keys for what a config of slime says; fields of SGLang go to its engine as they are, if that serves."""
     rollout, algo, optimizer = cfg.rollout, cfg.algo, cfg.train.optimizer
     actor, engine = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     served = {name: value for name, value in rollout.sglang.items() if name not in ("dtype", "mem_fraction_static")}
     served["enable_memory_saver"] = free_cache
+    served = served if served_by == "sglang" else {}
     return [
         "algorithm.adv_estimator=grpo",
         "algorithm.use_kl_in_reward=false",
@@ -100,7 +105,7 @@ def verl_words(cfg: Any, model: Path, data: Path, steps: int, *, attention: str,
         f"{actor}.optim.lr={optimizer['lr']}",
         f"{actor}.optim.weight_decay={optimizer['weight_decay']}",
         f"{actor}.optim.betas=[0.9,{optimizer['adam_beta2']}]",
-        f"{engine}.name=sglang",
+        f"{engine}.name={served_by}",
         *(f"+{engine}.engine_kwargs.sglang.{name}={json.dumps(value)}" for name, value in served.items()),
         f"{engine}.n={rollout.samples_per_prompt}",
         f"{engine}.temperature={rollout.sampling.temperature}",
@@ -129,6 +134,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="of each, warm-up included")
     parser.add_argument("--limit", type=float, default=200.0, metavar="SECONDS", help="of each, start included")
     parser.add_argument("--attention", default="sdpa", help="of verl's trainer: sdpa, or flash_attention_2")
+    parser.add_argument("--engine", choices=("sglang", "vllm"), default="sglang", help="of verl")
+    parser.add_argument("--name", default="verl", help="in the table, of these settings of verl")
+    parser.add_argument("--alone", action="store_true", help="without slime")
     parser.add_argument("--free-cache", action="store_true", help="verl's engine frees its memory between phases")
     parser.add_argument("--verl-words", nargs="*", default=[], metavar="WORD", help="more of verl's command line")
     options, arguments = parser.parse_known_args()
@@ -136,22 +144,23 @@ def main() -> None:
     from slime.compose.compose import compose
     from slime.config.paths import resolve
 
-    options.out.mkdir(parents=True)
+    options.out.mkdir(parents=True, exist_ok=options.alone)
     model, out = options.model.absolute(), options.out.absolute()
     words = beside.words(RUN, arguments)
     cfg = compose([*words, f"model.path={model}"])
     num_samples = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
     write_prompts(resolve(str(cfg.data.path)), out / "prompts.parquet")
-    settings = {"attention": options.attention, "free_cache": options.free_cache}
+    settings = {"attention": options.attention, "free_cache": options.free_cache, "served_by": options.engine}
     theirs = verl_words(cfg, model, out / "prompts.parquet", options.steps, **settings)
     command = [str(options.verl_python), "-m", "verl.trainer.main_ppo", *theirs, *options.verl_words]
-    rows = out / "verl.jsonl"
+    file = beside.file_name(options.name)
+    rows = out / f"{file}.jsonl"
     path = os.pathsep.join(filter(None, [options.verl_path, os.environ.get("PYTHONPATH", "")]))
-    environment = {"VERL_FILE_LOGGER_PATH": str(rows), "PYTHONPATH": path}
-    verl = watched("verl", command, rows, out / "verl.log", options.limit, **environment)
-    slime = beside.slime(model, out, options.steps, options.limit, words)
-    programs = ((slime, read_slime(slime.rows)), (verl, read_verl(verl.rows, num_samples)))
-    print(beside.report(beside.size(cfg, model), *programs))
+    environment = {"VERL_FILE_LOGGER_PATH": str(rows), "PYTHONPATH": path, "RAY_ADDRESS": "local"}
+    verl = watched(options.name, command, rows, out / f"{file}.log", options.limit, **environment)
+    slime = [] if options.alone else [beside.slime(model, out, options.steps, options.limit, words)]
+    theirs_read = (verl, read_verl(verl.rows, num_samples))
+    beside.tell(out, beside.size(cfg, model), *slime, theirs_read, alone=options.alone)
 
 
 if __name__ == "__main__":

