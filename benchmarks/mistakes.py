@@ -1,6 +1,6 @@
-"""What slime answers to two hundred things that people type wrong, or that look wrong and are right.
+"""What slime answers to nearly three hundred things that people type wrong, or that look wrong and are right.
 
-    python benchmarks/mistakes.py                 # all of benchmarks/mistakes.toml: about six minutes on two cores
+    python benchmarks/mistakes.py                 # all of benchmarks/mistakes.toml: seven minutes of a processor
     python benchmarks/mistakes.py data reward     # some kinds
     python benchmarks/mistakes.py --show          # with every answer
 
