@@ -1,6 +1,6 @@
-"""What slime answers to two hundred things that people type wrong, or that look wrong and are right.
+"""What slime answers to nearly three hundred things that people type wrong, or that look wrong and are right.
 
-    python benchmarks/mistakes.py                 # all of benchmarks/mistakes.toml: about six minutes on two cores
+    python benchmarks/mistakes.py                 # all of benchmarks/mistakes.toml: seven minutes of a processor
     python benchmarks/mistakes.py data reward     # some kinds
     python benchmarks/mistakes.py --show          # with every answer
 
@@ -58,7 +58,9 @@ def array(response, label):
     return numpy.ones(3)
 def needs_more(response, label, extra): return 1.0
 def verl(data_source, solution_str, ground_truth, extra_info=None): return float(ground_truth == solution_str.strip())
-def trl(completions, **kwargs): return [1.0 for _ in completions]
+def trl(completions, label, **kwargs):
+    return [float(each.strip() == right) for each, right in zip(completions, label)]
+def pays_all(completions, **kwargs): return [1.0 for _ in completions]
 async def asynchronous(response, label): return float(label == response.strip())
 def yes(response, label): return label == response.strip()
 def prints(response, label):
@@ -68,6 +70,22 @@ def sometimes(response, label): return None if len(response) % 2 else 1.0
 def keep(group): return True
 async def agent(task, endpoint): return None
 """
+
+CHOSEN = "model: glm4-tiny\ncluster: local\n"
+RUN_FILES = {
+    "my": f"{CHOSEN}run:\n  num_steps: 4\n",
+    "wrong": f"{CHOSEN}run:\n  num_stepz: 4\n",
+    "broken": "model: [glm4-tiny\n",
+    "group": f"algo: grop\n{CHOSEN}",
+    "sections": f"{CHOSEN}train.lr: 1.0e-3\n",
+    "type": f"{CHOSEN}run:\n  num_steps: many\n",
+    "twice": f"{CHOSEN}run.seed: 1\nrun:\n  seed: 2\n",
+    "tab": f"{CHOSEN}run:\n\tnum_steps: 4\n",
+    "list": "- model: glm4-tiny\n- cluster: local\n",
+    "hydra": f"defaults: [{{reward: math}}]\n{CHOSEN}",
+    "trl": f"{CHOSEN}learning_rate: 1.0e-6\nper_device_train_batch_size: 8\n",
+    "model": "model: glm4-tiny\n",
+}
 
 
 def write_files(at: Path) -> None:
@@ -114,9 +132,8 @@ def write_files(at: Path) -> None:
     (at / "imports.py").write_text("import nosuchpackage\n" + REWARDS)
     (at / "relative.py").write_text("from . import other\n" + REWARDS)
     (at / "syntax.py").write_text("def good(response, label) return 1\n")
-    (at / "my.yaml").write_text("model: glm4-tiny\ncluster: local\nrun:\n  num_steps: 4\n")
-    (at / "wrong.yaml").write_text("model: glm4-tiny\ncluster: local\nrun:\n  num_stepz: 4\n")
-    (at / "broken.yaml").write_text("model: [glm4-tiny\n")
+    for name, text in RUN_FILES.items():
+        (at / f"{name}.yaml").write_text(text)
     write_models(at)
 
 
@@ -171,7 +188,8 @@ def answer(case: dict[str, Any], at: Path) -> tuple[str, str]:
     if "Traceback" in printed:
         return "traceback", shown
     told = [line for line in said if not line.startswith("slime: note: ")]
-    names_it = re.search(case.get("says", ""), printed if case["do"].startswith("check-reward") else "\n".join(told))
+    whole = case.get("ok") or case["do"].startswith("check-reward")
+    names_it = re.search(case.get("says", ""), printed if whole else "\n".join(told))
     if case.get("ok"):
         return ("works" if done.returncode == 0 and names_it else "refused"), shown
     if done.returncode == 0:

@@ -55,7 +55,7 @@ def test_every_key_names_a_function_and_says_what_is_wrong(key: str, file: Path)
         f"mi.py:{name}": f"there is no file {file.with_name('mi.py')}. Did you mean 'my.py'?",
         "my.py:three": "which nobody gives it. It gets what it names of ",
         "my.py:Without": f"{told}: class my.py:Without has no '" if not key.startswith("algo") else "Without has no '",
-        "my.py": "'my.py' names no function. Write FILE.py:FUNCTION, for instance ",
+        "my.py": f"'my.py' names no function. Write FILE.py:FUNCTION, for instance {told}=my.py:score.",
     }.items():
         with pytest.raises(SlimeError) as refused:
             compose([*words, f"{key}={path}"])

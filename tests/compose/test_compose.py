@@ -266,6 +266,10 @@ def test_a_pair_without_a_recipe_names_those_that_there_are() -> None:
             "observe.trackers is a dictionary, and takes no other value. Write observe.trackers",
         ),
         ("data.sets.more.share=1", "data.sets.more.path is not set. Set data.sets.more.path=<value>."),
+        ("num_gpus=8", "there is no key 'num_gpus'. Did you mean 'cluster.devices_per_node'?"),
+        ("rollout.addresses=10.0.0.1:30000", "rollout.addresses: must be list of str, got '10.0.0.1:30000'. It is: "),
+        ("batch_size=8", "Did you mean 'rollout.prompts_per_step=<groups> sft.batch_size=<demonstrations>'?"),
+        ("eval.interval=null", "every this many steps, and after the last; never with eval.path=null."),
         ("reward.pth=mine.py:score", "there is no key 'reward.pth'. Did you mean 'reward.path'?"),
         (
             "rollout.program.comand=x",

@@ -125,6 +125,7 @@ FOLDERS = {
     "a command as size": (fields(hidden_size="128; rm"), "{folder}/config.json: 'hidden_size' must be a whole number"),
     "no number": (fields(rope_theta=float("nan")), "{folder}/config.json: 'rope_theta' must be a positive number, got"),
     "a list as type": (fields(model_type=["a"]), "{folder}/config.json: 'model_type' must be a text"),
+    "a family of nobody": (fields(model_type="mamba"), "says model_type 'mamba'. No installed plugin has that one: "),
     "a billion layers": (fields(num_hidden_layers=10**9), "{folder}/config.json: 'num_hidden_layers' must be a number"),
     "a list as rotary": (fields(rope_parameters=[1]), "{folder}/config.json: 'rope_parameters' must be an object"),
     "a strange field": (fields(strange={"a": [1] * 100}), "{folder}/config.json: 'strange: {{'a': [1, 1, 1, "),

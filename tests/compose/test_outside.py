@@ -28,6 +28,7 @@ def test_on_gpus_all_devices_may_train() -> None:
     words = ["+model=glm4-9b", "+cluster=h100x8", "cluster.placement=disaggregated", *WORDS[2:]]
     composed = examine(words)
     assert [problem for problem in composed.problems if "devices" in problem.what] == []
+    assert [problem for problem in composed.problems if "sglang" in problem.where] == [], "the recipe sets sizes"
     assert composed.topology
     assert len(composed.topology.places) == composed.cfg.cluster.num_trainers == 8
 
@@ -46,6 +47,7 @@ def test_on_gpus_all_devices_may_train() -> None:
         (["rollout.fp8=block"], "rollout.fp8", "is a form of weights"),
         (["+model=glm4-moe-tiny", "train.routing_replay=true"], "train.routing_replay", "asks for notes on tokens"),
         (["rollout.restarts=7"], "rollout.restarts", "does nothing with rollout.addresses"),
+        (["rollout.sglang.tp_size=2"], "rollout.sglang.tp_size", "does nothing with rollout.addresses"),
     ],
 )
 def test_what_cannot_work_with_servers_of_others_is_refused_by_name(words: list[str], where: str, said: str) -> None:

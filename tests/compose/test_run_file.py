@@ -126,6 +126,8 @@ def test_a_mistake_is_one_line_with_its_place(
         (["--config", "my.yaml"], "there is no flag '--config' here. A run file is a word of its own: slime my.yaml"),
         (["--config=my.yaml"], "'--config=my.yaml' is not how a run file is given."),
         (["recipe=my.yaml"], "there is no recipe=my.yaml. A run file is a word of its own: slime my.yaml."),
+        (["run=my.yaml"], "there is no key 'run'. A run file is a word of its own: slime my.yaml."),
+        (["reward=my.py:good"], "there is no reward=my.py:good. A function of a file is reward.path=my.py:good."),
         (["my.toml"], "'my.toml' is neither a verb nor key=value. A run file is YAML, and its name ends with .yaml"),
         (["old"], "'old' is neither a verb nor key=value. Name the file of that run: old/config.yaml."),
     ],

@@ -78,6 +78,8 @@ def test_help_lists_what_is_installed(acme: Site, line: str, shown: str, capsys:
     ("line", "said"),
     [
         ("acm", "'acm' is neither a verb nor key=value. Did you mean 'acme'?"),
+        ("run acme", "'run' is neither a verb nor key=value. Did you mean 'train'?"),
+        ("run.seed=1 start", "'start' is neither a verb nor key=value. A value with blanks is quoted:"),
         ("acme --lod", "there is no flag '--lod'."),
         ("--acme", "there is no flag '--acme'. It belongs to 'slime plan'."),
         ("train --config", "there is no flag '--config' here. A run file is a word of its own: slime my.yaml;"),

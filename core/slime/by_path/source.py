@@ -62,7 +62,8 @@ def parts(path: str, key: str) -> tuple[str, str]:
     """The file or module of a path, and the name in it. Raises SlimeError: it names none."""
     where, _, name = path.rpartition(":")
     if not where or not name.isidentifier():
-        todo = f"Write FILE.py:FUNCTION, for instance {key}=my_file.py:{name if name.isidentifier() else 'score'}."
+        file = path if path.endswith(".py") else "my_file.py"
+        todo = f"Write FILE.py:FUNCTION, for instance {key}={file}:{name if name.isidentifier() else 'score'}."
         raise SlimeError(f"'{path}' names no function", where=key, todo=todo)
     return where, name
 

@@ -244,6 +244,8 @@ def _family(family: str, hf: Mapping[str, Any], plugins: Plugins) -> str:
     if hf["model_type"] != family:
         what = f"is '{family}', but config.json says model_type '{hf['model_type']}'"
         todo = f"Set model.family={hf['model_type']}, or another model.path."
+        if hf["model_type"] not in plugins.models:
+            todo = "No installed plugin has that one: set another model.path."
         raise SlimeError(what, where="model.family", todo=todo)
     return family
 

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from slime import plugins
 from slime.algo.stages import ONE_STEP, idle_options, keys_read, keys_with_readers, run_stages
+from slime.compose.check import SGLANG_BOUNDS
 from slime.compose.objective import estimator_problems, objective_problems
 from slime.compose.options import defaults_of
 from slime.config.keys import ANY_NAME, added_keys, default_config, own_keys, value_of
@@ -187,7 +188,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "with rollout.addresses, whose servers somebody else starts",
-        "rollout.restarts rollout.restart_window_s",
+        " ".join(["rollout.restarts rollout.restart_window_s", *(f"rollout.sglang.{size}" for size in SGLANG_BOUNDS)]),
         lambda run: not run.cfg.rollout.addresses or any(each.model for each in run.cfg.rollout.engines.values()),
     ),
     Rule("without eval.path", "eval.*", lambda run: run.cfg.eval.path is not None),

@@ -198,6 +198,8 @@ def _add_choice(line: CommandLine, setting: Setting, groups: Groups) -> None:
         raise SlimeError(f"'{setting.text}' is not group=option", todo=f"Write {plus}{group}=<option>.")
     if option.endswith(RUN_FILE):
         raise SlimeError(f"there is no {group}={option}", todo=f"A run file is a word of its own: slime {option}.")
+    if ".py" in option and f"{group}.path" in GROUPS:
+        raise SlimeError(f"there is no {group}={option}", todo=f"A function of a file is {group}.path={option}.")
     groups.require(group, option)
     if group in DECLARED:
         line.choices[group] = option
@@ -215,6 +217,8 @@ def _assignment(setting: Setting) -> tuple[str, Any]:
     if open_section(key):
         return key, value
     if key not in own_keys():
+        if str(value).endswith(RUN_FILE):
+            raise SlimeError(f"there is no key '{key}'", todo=f"A run file is a word of its own: slime {value}.")
         raise _unknown_key(key)
     if value is REMOVED:
         raise SlimeError(f"'{setting.text}': {key} cannot be removed", todo=f"Set it: {key}=<value>.")
@@ -229,7 +233,7 @@ def _typed(key: Key, setting: Setting) -> Any:
     wrong = {
         "bool": isinstance(value, int | float) and value not in (0, 1),
         "str": isinstance(value, bool | list | dict) or value == "",
-        "list of str": isinstance(value, list) and not all(isinstance(each, str) and each for each in value),
+        "list of str": not isinstance(value, list) or not all(isinstance(each, str) and each for each in value),
     }
     if any(wrong.get(kind) for kind in kinds) and value is not None:
         written = str(value) if setting.where else setting.text.partition("=")[2]

@@ -21,7 +21,9 @@ class ClusterConfig:
     """colocated: engines and trainers share devices and take turns; disaggregated: each has its own."""
     num_nodes: int = key(1, Bound(1, 4096), known_as="trainer.nnodes actor_num_nodes")
     """Hosts the run holds."""
-    devices_per_node: int = key(1, Bound(1, 256), known_as="trainer.n_gpus_per_node actor_num_gpus_per_node")
+    devices_per_node: int = key(
+        1, Bound(1, 256), known_as="trainer.n_gpus_per_node actor_num_gpus_per_node num_gpus cluster.gpus"
+    )
     """GPUs a host (on cpu: trainer slots a host)."""
     num_trainers: int = key(1, DEVICES)
     """Trainer ranks over all hosts; the product of the parallel sizes must divide it."""

@@ -26,6 +26,7 @@ _FOREIGN: Mapping[str, str] = {
     "train.optimizer.lr": "actor.optim.lr learning_rate",
     "train.optimizer.clip_grad": "actor.grad_clip max_grad_norm",
     "train.optimizer.adam_beta1=<first> train.optimizer.adam_beta2=<second>": "betas actor.optim.betas",
+    "rollout.prompts_per_step=<groups> sft.batch_size=<demonstrations>": "batch_size per_device_train_batch_size",
     "rollout.sglang.dsa_prefill_backend": "nsa_prefill_backend",
     "rollout.sglang.dsa_decode_backend": "nsa_decode_backend",
     "rollout.sglang.cuda_graph_max_bs_decode": "cuda_graph_max_bs",

@@ -47,7 +47,7 @@ class RunConfig:
     """Parent folder of run directories, relative to where slime is started."""
     seed: int = key(1234, Bound(0, 2**31 - 1))
     """Seed of everything random: weights, shuffling, sampling."""
-    num_steps: int = key(MISSING, STEPS, may_change=True, known_as="trainer.total_epochs max_steps num_rollout")
+    num_steps: int = key(MISSING, STEPS, may_change=True, known_as="trainer.total_epochs max_steps steps num_rollout")
     """Reinforcement-learning steps (generate, reward, train, publish) of the whole run."""
     stop_at: str | None = key(None, may_change=True, known_as="exit_duration_in_mins")
     """Time from which no further step begins, nor one that would end after it: the run saves, and ends with exit code
@@ -222,7 +222,7 @@ class EvalConfig:
     source: str | None = None
     """Hugging Face id of the held-out set; named where `path` is missing, with the command that fetches it."""
     interval: int = key(10, PERIOD, known_as="trainer.test_freq eval_steps eval_interval")
-    """Evaluate before the first step, every this many steps, and after the last."""
+    """Evaluate before the first step, every this many steps, and after the last; never with eval.path=null."""
     samples_per_prompt: int = key(
         1, SAMPLES, known_as="rollout.val_kwargs.n num_generations_eval n_samples_per_eval_prompt"
     )

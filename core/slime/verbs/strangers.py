@@ -16,6 +16,13 @@ _HYDRAS = ("--cfg", "--info", "--resolve")
 _FILES = ("--config", "-c", "--config-file", "--config-name", "--config-path", "--config-dir", "--file", "-f")
 """Flags of other programs in front of a config file."""
 _SWEEPS = ("--multirun", "-m")
+_VERBS = {
+    "train": "run start launch fit resume continue",
+    "runs": "ls list status",
+    "plan": "check validate",
+    "eval": "evaluate test",
+}
+"""Verb -> names of other programs for it, separated by blanks."""
 
 
 def read(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
@@ -85,6 +92,8 @@ def _instead_of_verb(word: str, before: str) -> str:
     verbs = [name for name in names() if " " not in name]
     if "=" in before and not nearest(word, verbs):
         return f"A value with blanks is quoted: '{before} {word}'."
+    if not before and (meant := next((verb for verb, others in _VERBS.items() if word in others.split()), None)):
+        return f"Did you mean '{meant}'?"
     return "The verb comes first." if word in verbs else did_you_mean(word, verbs)
 
 

@@ -87,7 +87,7 @@ def read_keys(name: str, keys: Sequence[str]) -> tuple[RewardConfig, DataConfig]
         raise SlimeError(f"'{wrong[0]}' is no key of them", where="slime check-reward", todo=todo)
     base = OmegaConf.create({"reward": OmegaConf.structured(RewardConfig), "data": OmegaConf.structured(DataConfig)})
     keys = [re.sub(r"^reward\.(?=(parts|path)\b)", "reward.options.", key) for key in keys]
-    by_path = [f"reward.options.path={name}"] if ":" in name else []
+    by_path = [f"reward.options.path={name}"] if ":" in name or name.endswith(".py") else []
     try:
         merged = OmegaConf.merge(base, OmegaConf.from_dotlist([*keys, *by_path]), {"data": {"path": ""}})
         merged.reward.name = "function" if by_path else name

@@ -23,13 +23,15 @@ DEVICE = "memory a device"
 
 
 def memory_problems(plan: MemoryPlan) -> Iterator[SlimeError]:
-    """Phases that do not fit, as far as sizes are known; at most one of all kinds of device, and one of hosts."""
+    """Phases that do not fit, as far as sizes are known: one of all kinds of device, or else one of hosts, which
+    another layout changes."""
     for rank in plan.every_engine.values():
         yield from _pool_problems(plan, rank)
     if plan.device_bytes is not None:
         fullest = max(plan.devices, key=most)
         if most(fullest) > plan.device_bytes:
             yield SlimeError(_in(fullest, plan.device_bytes), where=DEVICE, todo=_remedy(plan, fullest))
+            return
     if plan.host_bytes is not None:
         host = max(plan.hosts, key=most)
         if most(host) > plan.host_bytes:

@@ -131,6 +131,7 @@ def test_the_form_of_a_function_and_the_parts_of_a_reward_are_told(
         (["math", "rows.jsonl", "data.label_key=labl"], "the row has no key 'labl'. Did you mean 'label'?"),
         (["math", "rows.jsonl", "data.prompt_key=promt"], "Did you mean 'prompt'? data.prompt_key names the column"),
         (["judge", "rows.jsonl", "reward.options.engines=rm"], "asks the engine group 'rm', which only a run starts"),
+        (["rewards.py", "rows.jsonl"], "Write FILE.py:FUNCTION, for instance reward.path=rewards.py:score."),
         (["rewards.py:exac", "rows.jsonl"], "there is no function 'exac' in "),
     ],
 )

@@ -89,6 +89,12 @@ def test_a_host_that_is_too_small() -> None:
     assert "Use more hosts" in problem
 
 
+def test_of_a_cluster_that_is_much_too_small_devices_are_told_and_hosts_are_not() -> None:
+    engines, device = problems("+model=glm5.2", "+cluster=h100x8")
+    assert engines.startswith("rollout.sglang.mem_fraction_static: leaves room for 0 tokens")
+    assert device.startswith("memory a device: 'train' needs ")
+
+
 def test_a_host_too_small_for_kept_versions_is_told_the_key_that_keeps_none() -> None:
     words = ("+model=glm4-9b", "+cluster=h100x8-split", "weights.transport=disk")
     [problem] = problems(*words, "cluster.host_memory_gb=200")
