@@ -93,13 +93,19 @@ class Generation:
 
     def collect(self, version: int) -> Collected:
         """One step's groups, generated, rewarded and filtered under weight `version`."""
-        assert self._rollout, "a stage that trains on rollouts has prompts"
+        rollout, engines = self._rollout, self._sampler.engines
+        assert rollout, "a stage that trains on rollouts has prompts"
+        told = partial(self._events.phase, "generate")
+
+        async def collect() -> tuple[Collected, float]:
+            return await rollout.collect(version, told), engines.idle_share()
+
         moved = self._sharing.for_generation()
         with span("generate"):
-            told = partial(self._events.phase, "generate")
-            collected = self._run(self._rollout.collect(version, told), "generating")
+            collected, idle_share = self._run(collect(), "generating")
         self._events.publish(Samples(version + 1, collected.groups, collected.judged))
-        return dataclasses.replace(collected, stats=collected.stats | moved | self._returning.metrics())
+        stats = {**collected.stats, "engines/idle_share": idle_share, **moved, **self._returning.metrics()}
+        return dataclasses.replace(collected, stats=stats)
 
     def beside(self, work: Callable[[], T]) -> T:
         """Have trainers do `work`, and return its result. Samples that were begun ahead are generated meanwhile, and

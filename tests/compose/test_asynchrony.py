@@ -71,7 +71,7 @@ def test_the_plan_says_what_it_means() -> None:
     installed = plugins.load()
     said = summary(composed, read_model(composed, installed), installed)
     assert said["staleness"] == (
-        "the 64 groups of the next 2 steps are generated while a step trains, no token that is trained on is over 2 "
+        "up to 64 groups of the next 2 steps are generated while a step trains, no token that is trained on is over 2 "
         "versions old; at a publish, responses go on under the new weights, with the keys and values that they have"
     )
     assert said["importance"].startswith("tokens of older weights: ")

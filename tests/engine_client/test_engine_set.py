@@ -157,6 +157,35 @@ def test_an_engine_is_busy_while_it_has_a_request():
     virtual_clock.run(main())
 
 
+def test_an_engine_without_a_request_is_idle():
+    """Since the question before, or since the first request; not before the run asks for anything."""
+    engines = [virtual_clock.VirtualEngine(lambda prompt, seed: prompt) for _ in range(3)]
+    limit = {"max_new_tokens": 100, "sampling_seed": 0}
+
+    async def main():
+        several = EngineSet(engines[:2])
+        await asyncio.sleep(1000)
+        assert several.idle_share() == 1
+        await asyncio.gather(*(several.generate([length], limit) for length in (50, 30)))
+        assert several.idle_share() == pytest.approx(1 - (50 + 30) / (2 * 50))
+        await several.generate([40], limit)
+        await asyncio.sleep(40)
+        assert several.idle_share() == pytest.approx(1 - 40 / (2 * 80))
+        several.remove(engines[0])
+        several.add(engines[2])
+        await several.generate([10], limit)
+        assert several.idle_share() == pytest.approx(1 - 10 / 20)
+        assert several.idle_share() == 1
+
+        first = EngineSet(engines[:1])
+        await asyncio.sleep(1000)
+        await first.generate([50], limit)
+        await asyncio.sleep(50)
+        assert first.idle_share() == pytest.approx(0.5)
+
+    virtual_clock.run(main())
+
+
 def test_requests_wait_for_an_engine_that_comes_back():
     """It answers at another address, to the same requests. Who is told to abort meanwhile waits no longer."""
     dead, again = ScriptedEngine(), ScriptedEngine({1: 3})

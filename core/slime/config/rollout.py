@@ -94,8 +94,9 @@ class RolloutConfig:
     """Tokens sampled by weights more than this many versions older than those that train on them stay in their response
     and take no part in the loss; empty trains on all."""
     max_staleness: int = key(0, Bound(0, 100), may_change=True, known_as="staleness_threshold max_weight_staleness")
-    """Asynchrony: how many steps ahead prompts are begun. The groups of the next steps are generated while one trains,
-    and no token that is trained on is of weights that are more versions older. 0: a step generates, then trains."""
+    """Asynchrony: how many steps ahead prompts are begun at most. The groups of the next steps are generated while one
+    trains, and no token that is trained on is of weights that are more versions older. Where fewer than these keep the
+    trainers from waiting, fewer are begun. 0: a step generates, then trains."""
     publish: Publish = key(Publish.retract, may_change=True)
     """With `max_staleness`, what becomes of responses that are being generated when new weights come. retract: they go
     on under these, and their keys and values are computed again; keep: they go on on those of older weights; abort:

@@ -69,6 +69,8 @@ class EngineSet:
         self._members, self._notice_s = [_Member(engine) for engine in engines], notice_s
         self._last: tuple[_Member | None, Sequence[int]] = (None, [])
         self._num_aborts = 0
+        self._idle_since: float | None = None
+        self._busy_then: dict[Engine, float] = {}
 
     def __iter__(self) -> Iterator[Engine]:
         return (member.engine for member in self._members)
@@ -118,6 +120,7 @@ class EngineSet:
         """
         gone: set[_Member] = set()
         num_aborts = self._num_aborts
+        self._idle_since = _now() if self._idle_since is None else self._idle_since
         while True:
             member = self._choose(input_ids, gone)
             if member is None:
@@ -195,6 +198,17 @@ class EngineSet:
     def busy_seconds(self) -> dict[Engine, float]:
         """Seconds that each engine has had requests so far."""
         return {member.engine: member.busy_s for member in self._members}
+
+    def idle_share(self) -> float:
+        """The share of the time in which an engine had no request, as the mean over engines: since this was asked for
+        last, or else since the first request; 1 if no time has passed."""
+        now, busy_s = _now(), self.busy_seconds()
+        since, then = self._idle_since, self._busy_then
+        self._idle_since, self._busy_then = now, busy_s
+        if since is None or not (possible_s := len(busy_s) * (now - since)):
+            return 1.0
+        found_s = sum(seconds - then.get(engine, 0.0) for engine, seconds in busy_s.items())
+        return max(0.0, 1.0 - found_s / possible_s)  # each engine's clock is read a moment later than `now`
 
     def _choose(self, input_ids: Sequence[int], gone: set[_Member]) -> _Member | None:
         """The engine for a request; None: no one that lives is left."""

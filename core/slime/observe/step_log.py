@@ -23,9 +23,13 @@ class StepLog:
             self._late[name] = self._late.get(name, 0.0) + value
 
     def complete(self, stage: str, step: int, values: Mapping[str, float], watch: Stopwatch, num_tokens: float) -> None:
-        """A step was run to its end; its row also says where its time went."""
+        """A step was run to its end; its row also says where its time went, and in which share of it the trainers
+        waited for samples."""
         seconds = watch.seconds()
         row = {**values, **self._late, **seconds, TOKENS_PER_S: num_tokens / seconds["seconds/step"]}
+        if "seconds/generate" in seconds:
+            waited_s = seconds["seconds/generate"] + seconds["seconds/reward"]
+            row["trainers/idle_share"] = waited_s / seconds["seconds/step"]
         self._late = {}
         self._publish(stage, step, row, complete=True)
 

@@ -164,7 +164,7 @@ def _surplus(rollout: RolloutConfig, in_flight: int) -> str:
 def _staleness(rollout: RolloutConfig) -> str:
     bound = rollout.max_staleness
     steps = f"the next {bound} steps" if bound > 1 else "the next step"
-    ahead = f"the {bound * rollout.prompts_per_step} groups of {steps}"
+    ahead = f"{'up to' if bound > 1 else 'the'} {bound * rollout.prompts_per_step} groups of {steps}"
     inside = {
         Publish.retract: "go on under the new weights, with keys and values of these",
         Publish.keep: "go on under the new weights, with the keys and values that they have",

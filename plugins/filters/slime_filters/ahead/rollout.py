@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,16 +13,17 @@ from slime.sampling.loop import Collected, Judge, Progress, Rollout
 from slime.sampling.pipeline import Pipeline
 from slime.sampling.stats import step_stats
 from slime.types import Group
+from slime_filters.ahead.steps_ahead import StepsAhead
 
 
 @dataclass(eq=False)
 class GroupsAhead(Rollout):
     """Collects steps' groups, and goes on with those of steps to come.
 
-    With N for `max_staleness` and P for `prompts_per_step`, (N + 1) P groups are under way when new weights come, less
-    those that the steps to the end of the run do not need. A step takes the P that were begun first, of those that
-    the filter keeps, and waits for them; so each is trained on at most N versions after it was begun, and which
-    prompts a step has does not depend on what is long. What a filter drops is made up for at once.
+    With P for `prompts_per_step`, (n + 1) P groups are under way when new weights come, less those that the steps to
+    the end of the run do not need; n is what `StepsAhead` says, at most `max_staleness`. A step takes the P that were
+    begun first, of those that the filter keeps, and waits for them; so each is trained on at most n versions after it
+    was begun, and which prompts a step has does not depend on what is long. What a filter drops is made up for at once.
 
     Attributes:
         num_steps: of the whole run.
@@ -34,7 +34,9 @@ class GroupsAhead(Rollout):
 
     def __post_init__(self) -> None:
         self._judge = Judge(self.sample_filter, self.cfg.prompts_per_step)
-        self._version = self._num_used = self._num_begun_again = 0
+        self._version = self._num_used = self._num_begun_again = self._num_ahead = 0
+        self._steps_ahead = StepsAhead(self.cfg.max_staleness)
+        self._ended: dict[str, float] = {}  # by id, when
         self._pipeline: Pipeline | None = None
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -50,26 +52,31 @@ class GroupsAhead(Rollout):
             self._pipeline = self.begin(version)
             self._submit(group for name, group in self.begun.groups.items() if name not in self.begun.decisions)
             self._task = asyncio.ensure_future(self._run(self._pipeline))
+        self._num_ahead = self._steps_ahead.begin(version, _now())
         self._begin()
 
     async def collect(self, version: int, progress: Progress = lambda kept, needed: None) -> Collected:
         """The groups of the step that trains weight `version`; waits for them. Raises as `Rollout.collect`."""
         assert version == self._version, "the step trains what was published last"
         assert self._pipeline, "weights were published"
-        start = time.perf_counter()
+        asked = _now()
+        self._steps_ahead.ask(asked)
         while not self._may_be_used(groups := self._next_groups()):
             progress(sum(group.id in self.begun.decisions for group in groups), self.cfg.prompts_per_step)
             await self._change()
-        waited = time.perf_counter() - start
+        now = _now()
+        self._steps_ahead.take(version + 1, max(self._ended.get(group.id, asked) for group in groups), now)
         decisions = self.begun.decisions
         settled = [name for name, decision in decisions.items() if not decision.keep]
         settled += [group.id for group in groups]
         judged = [(self.begun.groups[name], decisions[name]) for name in self.begun.groups if name in settled]
         for name in settled:
             self.begun.remove(name)
+            self._ended.pop(name, None)
         self._num_used += len(groups)
         stats = self._stats(groups, [group for group, _ in judged], self._pipeline)
-        return Collected(tuple(groups), tuple(judged), {**stats, "seconds/generate": waited, "seconds/reward": 0.0})
+        stats |= {"seconds/generate": now - asked, "seconds/reward": 0.0}
+        return Collected(tuple(groups), tuple(judged), stats)
 
     async def close(self) -> None:
         if self._task and self._pipeline:
@@ -105,6 +112,7 @@ class GroupsAhead(Rollout):
                 await self._change()
                 continue
             group = await pipeline.next_finished()
+            self._ended[group.id] = _now()
             self.begun.decisions[group.id] = self._judge.decide(group, self._version)
             self._begin()
 
@@ -124,7 +132,7 @@ class GroupsAhead(Rollout):
     def _begin(self) -> None:
         """As many new groups as there is room for, and as steps are left for."""
         a_step = self.cfg.prompts_per_step
-        room = min(self.cfg.max_staleness + 1, self.num_steps - self._version) * a_step - self._num_used
+        room = min(self._num_ahead + 1, self.num_steps - self._version) * a_step - self._num_used
         under_way = sum(
             decision is None or decision.keep for decision in map(self.begun.decisions.get, self.begun.groups)
         )
@@ -149,6 +157,7 @@ class GroupsAhead(Rollout):
             "rollout/staleness_mean": statistics.fmean(ages),
             "rollout/staleness_max": float(max(ages)),
             "rollout/overlap_share": self.num_overlapped / max(1, self.num_tokens),
+            "rollout/steps_ahead": float(self._num_ahead),
             "rollout/groups_ahead": float(len(self.begun.groups)),
             "rollout/finished_groups_ahead": float(len(self.begun.decisions)),
             "rollout/begun_again_groups": float(self._num_begun_again),
@@ -167,3 +176,7 @@ def staleness(group: Group, version: int) -> int:
         (version - span.version for sample in group.samples for span in sample.spans if span.version is not None),
         default=0,
     )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
