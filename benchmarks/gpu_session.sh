@@ -33,6 +33,7 @@
 # tiny-tp2, tiny-pp2 2, 4 90 ... of other layouts, colocated
 # experts    2, 4    180     GLM-4.7-Flash's and GLM-4.5-Air's sizes, experts over the GPUs: MFU, and where a step's time goes
 # memory     any     150     memory of trainers beside what the plan predicts
+# fit        2         330     eight layouts of two GPUs beside the seconds and the order that the plan estimates
 # sources    4       210     publish from two trainer ranks at once, cut by tensors, by layers, by experts
 # staleness  2, 4    330     SmolLM2-135M-Instruct at rollout.max_staleness 0, 1, 2; MODEL=its folder
 # pairs, hosts, spread 4 200 one prefill and three decode engines; an engine over two hosts; attention by data over four
@@ -134,6 +135,7 @@ for part in "${parts[@]}"; do
       run experts-air 300 python3 benchmarks/train.py --gpus "$gpus" --model glm4.5-air --profile "${air_layers[@]}"
       run experts-gradients 120 python3 benchmarks/experts.py --ranks "$gpus" ;;
     memory) run memory 500 python3 benchmarks/memory.py --gpus "$gpus" $([ "$gpus" -lt 4 ] || echo "${in80[@]}") ;;
+    fit) run fit 590 python3 benchmarks/plan_beside_measured.py --measure ;;
     sources)
       sources+=(--buckets 2048,1024)
       [ "$mib" -gt 100000 ] || sources+=(rollout.sglang.mem_fraction_static=0.6)

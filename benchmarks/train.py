@@ -192,7 +192,8 @@ def flops(trainer: Any, case: Case, num_tokens: int) -> float:
     keys = most * (2 * case.sequence - most) / case.sequence
     width, squared_lengths = config.num_attention_heads * size, num_tokens * keys
     attention: float = 6.0 * config.num_layers * width * squared_lengths / torch.distributed.get_world_size()
-    return 6.0 * products * num_tokens / trainer.data_parallel_size + attention
+    num_of_rank = num_tokens / trainer.data_parallel_size / config.context_parallel_size
+    return 6.0 * products * num_of_rank + attention
 
 
 def row(case: Case, measured: Measured, on_gpu: bool) -> str:

@@ -40,10 +40,12 @@ class Case:
     shared: bool = False
     expert: int = 1
     turns: bool = False
+    context: int = 1
 
     @property
     def layout(self) -> str:
-        return f"TP {self.tensor}, PP {self.pipeline}" + f", EP {self.expert}" * (self.expert > 1)
+        further = f", CP {self.context}" * (self.context > 1) + f", EP {self.expert}" * (self.expert > 1)
+        return f"TP {self.tensor}, PP {self.pipeline}{further}"
 
     def arguments(self) -> list[str]:
         chosen = RECOMPUTE * self.recompute + CPU_ADAM * self.cpu_adam
@@ -54,6 +56,7 @@ class Case:
             f"train.max_tokens_per_micro_batch={self.pack}",
             f"train.megatron.tensor_model_parallel_size={self.tensor}",
             f"train.megatron.pipeline_model_parallel_size={self.pipeline}",
+            f"train.megatron.context_parallel_size={self.context}",
         ]
 
 

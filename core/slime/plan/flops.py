@@ -25,16 +25,21 @@ class ForwardFlops:
     tokens: float
 
     @cached_property
-    def by_layer(self) -> list[float]:
-        """FLOPs of a token in each decoder layer, without routed experts: two a weight that it meets, and attention to
-        as many keys as it meets in the mean."""
+    def products_by_layer(self) -> list[float]:
+        """The same without attention: two a weight that a token meets."""
         met = [0.0] * self.model["num_layers"]
         for weight in self.weights:
             if weight.layer is not None and len(weight.shape) > 1 and weight.block is not Block.experts:
                 met[weight.layer] += 2 * weight.numel
+        return met
+
+    @cached_property
+    def by_layer(self) -> list[float]:
+        """FLOPs of a token in each decoder layer, without routed experts: products, and attention to as many keys as it
+        meets in the mean."""
         return [
             flops + sum(one.flops * one.keys(self.tokens) for one in self.attention(layer))
-            for layer, flops in enumerate(met)
+            for layer, flops in enumerate(self.products_by_layer)
         ]
 
     def attention(self, layer: int) -> Iterator[Attention]:
@@ -54,6 +59,10 @@ class ForwardFlops:
                 share = self.model["moe_router_topk"] / weight.count
                 found[weight.layer] = found.get(weight.layer, 0.0) + 2 * weight.numel * share
         return found
+
+    def products(self, layers: Iterable[int], *, uneven: float = 1.0) -> float:
+        """FLOPs of a token in layers without attention; `uneven` as in `stage`."""
+        return sum(self.products_by_layer[layer] + uneven * self.of_experts.get(layer, 0.0) for layer in layers)
 
     def stage(self, layers: Iterable[int], *, is_last: bool, uneven: float = 1.0) -> float:
         """FLOPs of a token in a pipeline stage; `uneven`: tokens of the busiest experts' rank relative to the mean."""

@@ -28,8 +28,8 @@ class Transport(Protocol):
 
     @property
     def copy_rate(self) -> float | None:
-        """Bytes/s of a version inside hosts, from the trainers' shards to verified parameters; None: not measured, so
-        that the plan estimates no seconds."""
+        """Bytes/s of a version inside hosts, from whole tensors to verified parameters; None: not measured, so that the
+        plan estimates no seconds."""
 
     def problems(self, topology: Topology) -> Iterable[SlimeError]:
         """Why this run cannot publish so."""

@@ -52,8 +52,8 @@ class SharedMemoryTransport:
     """Engines map the memory of a publisher: rank by rank on the devices they share, or that of rank 0's host."""
 
     sender = "slime.weights.publisher.shared_memory:SharedMemorySender"
-    copy_rate = 47e9
-    """Bytes a second of four colocated H200s (`benchmarks/results/publish-h200.md`)."""
+    copy_rate = 58e9
+    """Bytes a second of one H200 that trains and generates (`benchmarks/results/publish-h200.md`)."""
 
     def problems(self, topology: Topology) -> Iterator[SlimeError]:
         if not shares_memory(topology.cluster):

@@ -13,8 +13,8 @@ class BroadcastTransport:
     """A process group of each source and all engine ranks."""
 
     sender = "slime_sglang.broadcast.groups:BroadcastGroups"
-    copy_rate = 120e9
-    """Of two H200s that train and two that generate (`benchmarks/results/publish-h200.md`)."""
+    copy_rate = 355e9
+    """Of a bare broadcast between H200s (`benchmarks/results/publish-h200.md`): whole tensors are gathered before."""
 
     def problems(self, topology: Topology) -> Iterator[SlimeError]:
         if topology.cluster.colocated and topology.cluster.on_gpus:

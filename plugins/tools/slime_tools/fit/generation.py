@@ -9,8 +9,7 @@ from slime.algo.stages import run_stages
 from slime.config.paths import exists, resolve_rows
 from slime.config.schema import EvalConfig, EvalSetConfig, SlimeConfig
 from slime.data.shards import row_files
-from slime.engines.limits import longest_of
-from slime_tools.fit.estimate import BF16, MEAN_LENGTH, Rates, Work
+from slime_tools.fit.estimate import BF16, Rates, Work, generated
 from slime_tools.memory.engine import EngineRank
 from slime_tools.publish.part import NETWORK
 
@@ -19,6 +18,14 @@ LAYER_S = 4e-5
 """Seconds of a layer's small kernels in a step of decoding."""
 EXCHANGE_S, BETWEEN_HOSTS_S = 3e-5, 2.5e-5
 """Seconds of an exchange, whatever its size: inside a host, and more for each doubling of the hosts."""
+STEP_S = 2e-3
+"""Seconds between two steps of decoding in which an engine's host chooses what is next (of the idle time that
+`benchmarks/results/sitting-h200.md` has)."""
+REQUEST_S = 6e-4
+"""Seconds of the hosts' work for a request, whatever its length (SmolLM2 on an H200 and on H100s)."""
+LOGIT_BYTES = 52
+"""Read and written of each logit: made in bf16 and turned into fp32 (8), divided by the temperature, exponentiated and
+the logarithm taken (24), one drawn by exponential noise (20)."""
 DRAFTED = 1.5
 """Tokens of a step where a prediction layer drafts."""
 POINTS = 16
@@ -43,7 +50,8 @@ def rollout_seconds(cfg: SlimeConfig, work: Work, ranks: Iterable[EngineRank]) -
     """Until all groups that decode have written what the rollout waits for; infinite without a token pool."""
     decoding = [rank for rank in ranks if rank.group.role.name != "prefill"]
     seconds = [generation_seconds(cfg, work, rank) for rank in decoding]
-    return 1 / sum(1 / one for one in seconds if one) if any(seconds) else math.inf
+    requests = work.sequences * work.over_sampling * REQUEST_S
+    return requests + 1 / sum(1 / one for one in seconds if one) if any(seconds) else math.inf
 
 
 def evaluation_seconds(cfg: SlimeConfig, ranks: Collection[EngineRank]) -> float:
@@ -52,8 +60,7 @@ def evaluation_seconds(cfg: SlimeConfig, ranks: Collection[EngineRank]) -> float
         return 0.0
     seconds = 0.0
     for held_out in cfg.eval.all().values():
-        sequences = held_out_prompts(cfg, held_out)[0] * held_out.samples_per_prompt
-        work = Work(sequences, MEAN_LENGTH * longest_of(cfg.rollout, held_out.sampling))
+        work = generated(cfg, held_out_prompts(cfg, held_out)[0], held_out)
         seconds += rollout_seconds(cfg, work, ranks) / cfg.eval.interval
     return seconds
 
@@ -71,26 +78,35 @@ def held_out_prompts(cfg: SlimeConfig, held_out: EvalConfig | EvalSetConfig) -> 
 def generation_seconds(cfg: SlimeConfig, work: Work, rank: EngineRank) -> float | None:
     """Seconds in which the engines of a group write a rollout, if they do all of it; None without a token pool.
 
-    Lengths are spread evenly between 0 and twice their mean. A rollout without over-sampling waits for the longest of
-    them; with it, for as many as it asked for while the batch stays full.
+    A rollout without over-sampling waits for the longest response; with it, for as many as it asked for while the batch
+    stays full.
     """
     if not rank.pool_tokens or not rank.sequences:
         return None
-    group, mean = rank.group, work.tokens
+    group, mean = rank.group, work.response
     of_engine = work.sequences * work.over_sampling / group.num_engines
-    at_once = min(of_engine, group.dp * rank.pool_tokens / mean, cfg.rollout.max_requests_per_engine)
+    at_once = min(of_engine, group.dp * rank.pool_tokens / work.tokens, cfg.rollout.max_requests_per_engine)
     at_once = max(at_once, min(of_engine, group.dp))
-    # Of a batch that is refilled, the mean request has written a third of the longest: E[n^2] / 2 E[n].
-    full = _step(cfg, rank, at_once, at_once * 2 * mean / 3)
+    prompts = of_engine / work.samples_per_prompt * work.prompt * _products(cfg, rank)
+    # The share (1 - w)^k of all responses is longer than w of the longest, of which the mean is 1 / (k + 1).
+    longest = work.longest_response
+    steepness = longest / mean - 1
+    # Of a batch that is refilled, the mean request has written E[n^2] / 2 E[n].
+    full = _step(cfg, rank, at_once, at_once * (work.prompt + longest / (steepness + 2)))
     turns = of_engine / at_once
     if work.over_sampling > 1:
-        return turns * mean * full / _drafted(rank)
+        return prompts + turns * mean * full / _drafted(rank)
     decline = 0.0
     for point in range(POINTS):
         written = (point + 0.5) / POINTS  # of the longest
-        running = at_once * (1 - written)
-        decline += _step(cfg, rank, running, running * written * 2 * mean) / POINTS
-    return ((turns - 1) * mean * full + work.longest * decline) / _drafted(rank)
+        running = at_once * (1 - written) ** steepness
+        decline += _step(cfg, rank, running, running * (work.prompt + written * longest)) / POINTS
+    return prompts + ((turns - 1) * mean * full + longest * decline) / _drafted(rank)
+
+
+def _products(cfg: SlimeConfig, rank: EngineRank) -> float:
+    """Seconds that the devices of an engine compute for a token."""
+    return rank.flops / rank.group.devices_per_engine / Rates.of(cfg.cluster).products
 
 
 def _drafted(rank: EngineRank) -> float:
@@ -98,7 +114,8 @@ def _drafted(rank: EngineRank) -> float:
 
 
 def _step(cfg: SlimeConfig, rank: EngineRank, running: float, written: float) -> float:
-    """Seconds of a step of decoding, in which a device reads its weights and caches and exchanges twice a layer.
+    """Seconds of a step of decoding. A device reads its weights while it multiplies with them, then its caches and
+    logits; it exchanges twice a layer.
 
     Args:
         running: requests of the engine.
@@ -108,10 +125,13 @@ def _step(cfg: SlimeConfig, rank: EngineRank, running: float, written: float) ->
     assert rank.pool_tokens, "asked of engines that decode"
     experts, topk = model.get("num_moe_experts"), model.get("moe_router_topk")
     met = 1 - (1 - topk / experts) ** max(running, 1.0) if experts and topk else 1.0
-    read = rank.weight_bytes - rank.expert_bytes * (1 - met)  # attention is read whole by every step
-    read += written / group.dp * rank.pool_bytes / rank.pool_tokens
+    memory = Rates.of(cfg.cluster).memory
+    weights = (rank.weight_bytes - rank.expert_bytes * (1 - met)) / memory  # attention is read whole by every step
+    beside = written / group.dp * rank.pool_bytes / rank.pool_tokens
+    beside += running / group.dp * float(model["vocab_size"]) * LOGIT_BYTES
     exchanges = 2 * _exchange(cfg, rank, running) if group.tp > 1 else 0.0
-    return read / Rates.of(cfg.cluster).memory + rank.num_layers * (LAYER_S + exchanges)
+    computed = max(weights, running * _products(cfg, rank)) + beside / memory
+    return STEP_S + computed + rank.num_layers * (LAYER_S + exchanges)
 
 
 def _exchange(cfg: SlimeConfig, rank: EngineRank, running: float) -> float:

@@ -1,6 +1,10 @@
 """`slime probe`: one step of a config at full length, with random weights and token ids, beside what the plan predicts.
 
-    start -> a short step -> the measured step -> publish -> a full sequence for every data-parallel rank of the engines
+    start -> two equal steps -> publish -> two ways off the devices -> a full sequence for each data-parallel rank of
+    the engines
+
+The second one of both is measured: the first step compiles kernels and grows memory, the first way off the devices asks
+the host for its memory, which took 20 s where the second takes one.
 
 The run's own cluster, packing and turns on shared devices; no prompt, reward or checkpoint takes part.
 """
@@ -42,7 +46,7 @@ from slime.topology.topology import read_topology
 from slime.train.packing import pack_for
 from slime.train.rank import TrainerRank
 from slime.types import ADVANTAGES, PREFERENCE, ROLLOUT_LOGPROBS, TrainSample
-from slime_tools.fit.estimate import MOVES, Layout, Rates, Work, training_seconds
+from slime_tools.fit.estimate import MOVES, Layout, Work, training_seconds
 from slime_tools.memory.estimate import GpuMemory
 from slime_tools.memory.memory_plan import MemoryPlan
 from slime_tools.memory.trainer import GIB, Phase
@@ -164,11 +168,9 @@ class FullStep:
             trainers.all(TrainerRank.begin_critic, self.stage.name)
         yield Measured("start", time.perf_counter() - start)
         self._measure_out()
-        layout = trainers.layouts[0]
-        self._train(1, layout.data_parallel_size * layout.micro_batch_multiple)
+        self._train(1)
         trainers.all(TrainerRank.usage)
-        seconds = self._train(2, self.num_sequences)
-        yield Measured("train", seconds, trainers.all(TrainerRank.usage))
+        yield Measured("train", self._train(2), trainers.all(TrainerRank.usage))
         if cluster.topology.generates:
             yield from self._serve(stack, logs)
 
@@ -182,11 +184,11 @@ class FullStep:
         packs = -(-stages // layout.micro_batch_multiple) * layout.micro_batch_multiple
         self.num_sequences = layout.data_parallel_size * packs * of_pack * self.num_steps
 
-    def _train(self, step: int, num_sequences: int) -> float:
+    def _train(self, step: int) -> float:
         """Seconds, as the ranks measure them."""
-        trainers, samples = self._cluster.trainers, [self._sample(number) for number in range(num_sequences)]
-        num_steps = self.num_steps if num_sequences == self.num_sequences else 1
-        batches = pack_for(self.cfg, trainers.layouts[0], samples, num_steps, whole_attempts=self.stage.trains_on_pairs)
+        trainers, samples = self._cluster.trainers, [self._sample(number) for number in range(self.num_sequences)]
+        of_pairs = self.stage.trains_on_pairs
+        batches = pack_for(self.cfg, trainers.layouts[0], samples, self.num_steps, whole_attempts=of_pairs)
         values = trainers.train(batches, step, self.stage.name)
         return values["seconds/train"] + values.get("seconds/logprobs", 0.0) + values.get("seconds/critic", 0.0)
 
@@ -219,7 +221,8 @@ class FullStep:
         yield Measured("publish", time.perf_counter() - start, trainers.all(TrainerRank.usage))
         moved = sharing.for_generation()
         if "seconds/offload" in moved:
-            yield Measured("offload", moved["seconds/offload"])
+            sharing.for_weights()
+            yield Measured("offload", sharing.for_generation()["seconds/offload"])
         trainers.all(TrainerRank.usage)
         runner = stack.enter_context(asyncio.Runner())
         start = time.perf_counter()
@@ -253,7 +256,7 @@ def _head(cfg: SlimeConfig, step: FullStep) -> Iterator[str]:
     steps = f"{step.num_steps} optimizer step{'s' if step.num_steps > 1 else ''}"
     steps += f" in each of {step.stage.epochs} epochs" if step.stage.epochs > 1 else ""
     yield f"{cfg.model.name} on {cfg.cluster.name}, random weights: {steps} of {step.num_sequences:,} sequences of"
-    yield f"{step.longest:,} tokens, after a short one; then one as long for every data-parallel rank of the engines"
+    yield f"{step.longest:,} tokens, after an equal one; then one as long for every data-parallel rank of the engines"
     yield ""
 
 
@@ -271,18 +274,9 @@ def _table(composed: Composed, step: FullStep, measured: Sequence[Measured]) -> 
 
 
 def _estimated(plan: MemoryPlan, step: FullStep) -> dict[str, float]:
-    cfg = plan.cfg
-    work = Work(step.num_sequences, step.longest, step.num_steps, epochs=step.stage.epochs)
-    layout = Layout(
-        plan.grid,
-        plan.model,
-        plan.tokens,
-        cfg.cluster.devices_per_node,
-        bool(cfg.train.optimizer.get("optimizer_cpu_offload")),
-        Rates.of(cfg.cluster),
-        plan.model.get("moe_flex_dispatcher_backend") == "deepep",
-    )
-    parts = training_seconds(work, ForwardFlops(plan.model, plan.weights, step.longest), layout, plan.trainers)
+    longest = step.longest
+    work = Work(step.num_sequences, longest, step.num_steps, epochs=step.stage.epochs, most=longest)
+    parts = training_seconds(work, ForwardFlops(plan.model, plan.weights, longest), Layout.of(plan), plan.trainers)
     moves = parts.pop(MOVES, 0.0)
     return {"train": sum(parts.values()), "offload": moves / 2}
 

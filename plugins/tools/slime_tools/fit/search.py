@@ -311,7 +311,8 @@ class _Search:
 
     def _seconds(self, grid: Grid, megatron: Changes, cap: int, offloads: bool) -> dict[str, float]:
         deepep, per_node = megatron.get("moe_token_dispatcher_type") == "flex", self.cfg.cluster.devices_per_node
-        layout = Layout(grid, {**self._bare, **megatron}, cap, per_node, offloads, self.rates, deepep)
+        model, kept = {**self._bare, **megatron}, self.cfg.train.logprob_chunk_tokens
+        layout = Layout(grid, model, cap, kept, per_node, offloads, self.rates, deepep)
         return training_seconds(self.work, self._trained, layout, self._ranks(grid, megatron, offloads))
 
     def _engines(self) -> Iterator[_Engines]:

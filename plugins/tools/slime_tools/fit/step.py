@@ -12,7 +12,7 @@ from slime.plan.flops import ForwardFlops
 from slime.sizes.model import ModelSizes
 from slime.types import RL
 from slime_tools.fit.candidate import PUBLISH
-from slime_tools.fit.estimate import Layout, Rates, training_seconds, work_of
+from slime_tools.fit.estimate import Layout, training_seconds, work_of
 from slime_tools.fit.generation import EVALUATION, GENERATION, engine_seconds
 from slime_tools.memory.memory_plan import MemoryPlan
 from slime_tools.publish.part import publish_links, publish_seconds
@@ -59,13 +59,9 @@ class StepSeconds:
 
 
 def _seconds(plan: MemoryPlan) -> dict[str, float]:
-    cfg, grid, work = plan.cfg, plan.grid, work_of(plan.cfg)
-    megatron, offloads = cfg.train.megatron, bool(cfg.train.optimizer.get("optimizer_cpu_offload"))
-    deepep, rates = megatron.get("moe_token_dispatcher_type") == "flex", Rates.of(cfg.cluster)
-    cap, per_node = cfg.train.max_tokens_per_micro_batch, cfg.cluster.devices_per_node
-    layout = Layout(grid, plan.model, cap, per_node, offloads, rates, deepep)
+    cfg, work = plan.cfg, work_of(plan.cfg)
     trained = ForwardFlops(plan.model, plan.weights, work.tokens)
-    found = {TRAINING: sum(training_seconds(work, trained, layout, plan.trainers).values())}
+    found = {TRAINING: sum(training_seconds(work, trained, Layout.of(plan), plan.trainers).values())}
     if run_stages(cfg).reinforces:
         engines = engine_seconds(cfg, work, plan.engines.values())
         publish = publish_seconds(plan, publish_links(plan.topology, plan.weights, plan.model))

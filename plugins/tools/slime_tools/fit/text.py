@@ -25,7 +25,7 @@ from slime_tools.memory.trainer import GIB
 
 EXCHANGES = ("tensor parallel", "context parallel", "expert parallel", "pipeline sends")
 COLUMNS = {
-    "compute": ("compute",),
+    "compute": ("compute", "launches"),
     "again": ("recomputation", "log-probs"),
     "bubble": ("pipeline bubble",),
     "exchange": EXCHANGES,

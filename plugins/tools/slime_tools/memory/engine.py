@@ -16,6 +16,7 @@ from slime.config.gpus import Gpu
 from slime.config.schema import Role
 from slime.models.blocks import BuildingBlock, Cache
 from slime.models.shapes import Block, Cut, Model
+from slime.plan.flops import ForwardFlops
 from slime.sizes.parameters import DRAFTING_LAYER, Weight, blocks_by_layer
 from slime.sizes.version import bytes_a_weight
 from slime.topology.engines import FP32_HEAD, EngineGroup
@@ -125,6 +126,11 @@ class EngineRank:
         """Of the experts among the weights, of which a step reads those that its tokens meet."""
         held = (weight for weight in self.weights if self.drafts or not weight.drafts)
         return sum(self.bytes_of(weight) for weight in held if weight.block is Block.experts)
+
+    @cached_property
+    def flops(self) -> float:
+        """Of a token in the whole model, without attention."""
+        return ForwardFlops(self.model, self.weights, 0).whole
 
     @cached_property
     def _pooled(self) -> list[BuildingBlock]:

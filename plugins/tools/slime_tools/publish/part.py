@@ -136,14 +136,17 @@ def publish_seconds(sizes: ModelSizes, links: Sequence[Link]) -> PublishSeconds 
         return None
     if any(link.over is Medium.pcie for link in links):
         rate = min(rate, LINK * 1e9 * gpu.link_gb_s)
-    received: Counter[tuple[Verb, str]] = Counter()
+    received: Counter[tuple[Verb, Medium, str]] = Counter()
     for link in links:
-        if link.over is Medium.network:
-            received[link.verb, link.target] += link.num_bytes
-    busiest = (max((size for (verb, _), size in received.items() if verb is one), default=0) for one in Verb)
+        received[link.verb, link.over, link.target] += link.num_bytes
+
+    def most(verb: Verb, *over: Medium) -> int:
+        return max((size for (one, medium, _), size in received.items() if one is verb and medium in over), default=0)
+
+    gathered = most(Verb.gather, Medium.nvlink, Medium.pcie) / (LINK * 1e9 * gpu.link_gb_s)
     return PublishSeconds(
-        network=sum(busiest) / NETWORK,
-        copies=version_bytes(topology, sizes.weights, sizes.model) / rate,
+        network=sum(most(verb, Medium.network) for verb in Verb) / NETWORK,
+        copies=gathered + version_bytes(topology, sizes.weights, sizes.model) / rate,
         tensors=num_tensors(topology, sizes.weights) * TENSOR_S,
     )
 
