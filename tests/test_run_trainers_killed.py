@@ -63,6 +63,36 @@ def test_a_rank_that_is_killed_or_stopped_comes_back_and_nothing_is_lost(finishe
     assert sum(row.get("trainers/restarts", 0) for row in [*run.rows("rl"), *abandoned]) == 2
 
 
+def test_ranks_that_share_devices_with_engines_come_back_whoever_has_these(finished: Run, tmp_path: Path) -> None:
+    """Killed while engines generate, whom the ranks have made room for, and stopped when they have made room again."""
+    settings = {"cluster.placement": "colocated", "cluster.hang_timeout_s": 20}
+    run = Run(tmp_path, settings=settings, silence_s=120).start()
+    run.until(lambda: run.has_step("rl", 1) and generates(run))
+    engines = servers(run)
+    lose(run)
+    run.until(lambda: run.has_step("rl", 2))
+    run.until(lambda: has_made_room(run))
+    lose(run, how=signal.SIGSTOP)
+    assert servers(run) == engines, "they stay"
+    run.succeed()
+    require_same(run, finished)
+    assert len(BACK.findall(run.text())) == 2
+    assert all({"seconds/onload", "seconds/offload"} <= row.keys() for row in run.rows("rl") if "train/loss" in row)
+
+
+def generates(run: Run) -> bool:
+    """Whether the engine has begun requests since its last publish."""
+    told = (run.path / "logs/engine-0.log").read_text()
+    return told.rfind("Prefill batch") > told.rfind("of weight version")
+
+
+def has_made_room(run: Run) -> bool:
+    """Whether the engine has flushed its cache three times since its last request: as it released the memory of keys
+    and values twice, and once as it released that of weights."""
+    told = (run.path / "logs/engine-0.log").read_text()
+    return generates(run) and told[told.rfind("Prefill batch") :].count("Cache flushed") >= 3
+
+
 @pytest.mark.parametrize(
     "settings",
     [pytest.param({"algo": "ppo"}, id="critic"), pytest.param({"algo": "ppo", **NO_CHECKPOINTS}, id="beginning")],

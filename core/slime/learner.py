@@ -110,14 +110,19 @@ class Learner:
             state.load_state_dict(copy.deepcopy(self._beginning[name]))
         self._take_up(self._store.latest(self._trainers.examine))
 
-    def begin_again(self, lost: SlimeError) -> None:
-        """Kill all ranks and start them again, without weights. What they were saving is given up for `lost`."""
-        self._trainers.begin_again()
+    def end(self, lost: SlimeError) -> None:
+        """Kill all ranks. What they were saving is given up for `lost`."""
+        self._trainers.end()
         with self._at_rest:  # the calls of whoever still waits for old ranks have failed
             self._published, self.is_publishing = None, False
             if self._saving:
                 (_, folder), self._saving = self._saving, None
                 folder.__exit__(type(lost), lost, lost.__traceback__)
+
+    def begin_again(self) -> None:
+        """Start all ranks, which were ended, without weights. Engines that share their devices make room first."""
+        self._sharing.begin_again()
+        self._trainers.begin_again()
 
     def _begin(self) -> Position:
         if self._cfg.model.weights is not None:

@@ -34,6 +34,13 @@ class DeviceSharing:
         self._turn = Turn.TRAIN
         self._residue: dict[str, float] = {}
 
+    def begin_again(self) -> None:
+        """Give the shared devices to trainers that are about to start once more, whoever has them now. Engines have
+        nothing to answer."""
+        if self._moves:
+            self._cluster.engines.memory("release", KV_CACHE, WEIGHTS)
+        self._turn = Turn.TRAIN
+
     def for_training(self) -> dict[str, float]:
         """Give the shared devices to the trainers; no-op if they have them. Returns the seconds that took as a metric,
         no metric where nothing moves."""
