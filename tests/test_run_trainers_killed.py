@@ -12,7 +12,7 @@ import pytest
 
 from slime.observe.metrics import read_rows
 from tests.running import NO_CHECKPOINTS, NO_STOP, Run
-from tests.test_run_engines_killed import members, outcome, servers, standing
+from tests.test_run_engines_killed import generates, has_made_room, members, outcome, servers, standing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -80,17 +80,17 @@ def test_ranks_that_share_devices_with_engines_come_back_whoever_has_these(finis
     assert all({"seconds/onload", "seconds/offload"} <= row.keys() for row in run.rows("rl") if "train/loss" in row)
 
 
-def generates(run: Run) -> bool:
-    """Whether the engine has begun requests since its last publish."""
-    told = (run.path / "logs/engine-0.log").read_text()
-    return told.rfind("Prefill batch") > told.rfind("of weight version")
-
-
-def has_made_room(run: Run) -> bool:
-    """Whether the engine has flushed its cache three times since its last request: as it released the memory of keys
-    and values twice, and once as it released that of weights."""
-    told = (run.path / "logs/engine-0.log").read_text()
-    return generates(run) and told[told.rfind("Prefill batch") :].count("Cache flushed") >= 3
+def test_a_rank_and_the_engine_beside_it_come_back(finished: Run, tmp_path: Path) -> None:
+    """Both die at once, as they do for memory; the engine starts before the rank, which takes the device last."""
+    run = Run(tmp_path, settings={"cluster.placement": "colocated"}, silence_s=120).start()
+    run.until(lambda: run.has_step("rl", 1) and generates(run))
+    with standing(run):
+        servers(run)[0].kill()
+        members(run, RANK)[0].kill()
+    run.until(lambda: bool(BACK.search(run.text())))
+    run.succeed()
+    require_same(run, finished)
+    assert "; engine-0 starts again (1 of 3)" in run.text()
 
 
 @pytest.mark.parametrize(
