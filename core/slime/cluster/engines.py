@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Literal
 
@@ -141,14 +141,12 @@ class Engines:
     @property
     def are_whole(self) -> bool:
         """Whether every engine that gets weights is up, as far as is known."""
-        return len([*self._up]) == self.num_trained
+        return not self._first_processes(up=False)
 
-    @property
-    def _up(self) -> Iterator[Member]:
-        """The first processes of the engines that get weights, but of those that died and are not up again."""
-        for nodes in self._processes[: self.num_trained]:
-            if not any(map(self._calls.is_busy_beside, nodes)):
-                yield nodes[0]
+    def _first_processes(self, *, up: bool) -> list[Member]:
+        """Of the engines that get weights and are up, or of those that died and are not up again."""
+        trained = self._processes[: self.num_trained]
+        return [nodes[0] for nodes in trained if any(map(self._calls.is_busy_beside, nodes)) is not up]
 
     def close(self) -> None:
         """Let no engine start again until it `may_start`; returns once those are up that had begun to.
@@ -161,7 +159,7 @@ class Engines:
                 if self.are_whole or not self.may_start:
                     self.may_start = False
                     return
-            self._calls.tell(AGAIN, [])
+            self._calls.tell(AGAIN, [process.name for process in self._first_processes(up=False)])
             time.sleep(WATCH_S)
             self._calls.look(AGAIN)
 
@@ -171,7 +169,7 @@ class Engines:
         what, limit_s = f"{action} {' and '.join(tags)} of engines", self._topology.cluster.hang_timeout_s
         method = EngineActor.release_memory if action == "release" else EngineActor.resume_memory
         while True:
-            asked = [*self._up]
+            asked = self._first_processes(up=True)
             try:
                 self._calls.all(asked, what, limit_s, method, *tags)
                 return
