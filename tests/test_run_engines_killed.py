@@ -131,6 +131,23 @@ def test_one_of_two_engines_that_share_devices_is_back_in_the_next_step(finished
     assert run.weights() == finished.weights()
 
 
+@pytest.mark.usefixtures("_mooncake")
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_of_a_pair_comes_back(finished: Run, tmp_path: Path, role: str) -> None:
+    """Killed after the prompts of the step; prefill has done its part by then, and the next step waits for it."""
+    run = Run(tmp_path, cluster="local-pd", settings={"eval.interval": 1000, **NO_CHECKPOINTS}).start()
+    run.until(lambda: run.has_step("rl", 1) and generates(run))
+    with standing(run):
+        next(server for server in servers(run) if f'"{role}"' in command_of(server)).kill()
+    run.until(lambda: bool(BACK.search(run.text())))
+    run.remember()
+    run.succeed()
+    assert run.strays() == []
+    assert run.litter() == []
+    assert run.weights() == finished.weights()
+    assert run.losses() == finished.losses()
+
+
 @pytest.mark.parametrize(("transport", "num_engines"), [("broadcast", 2), ("disk", 1)])
 def test_engines_get_their_weights_again_however_they_travel(
     finished: Run, tmp_path: Path, transport: str, num_engines: int

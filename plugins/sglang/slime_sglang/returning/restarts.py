@@ -24,8 +24,6 @@ LATE_S = 30.0
 
 def why_not(topology: Topology) -> str:
     """Why engines of this run are never started again; empty: they are."""
-    if topology.works_in_pairs:
-        return "Engines that work in pairs are not started again."
     if topology.shares_gpus and not topology.takes_turns:
         return "Engines that stay on devices beside trainers are not started again."
     return ""

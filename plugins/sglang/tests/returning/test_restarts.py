@@ -159,7 +159,7 @@ def test_an_engine_waits_for_trainers_to_leave_its_devices_and_a_frozen_one_does
 @pytest.mark.parametrize(
     ("cluster", "words", "sentence"),
     [
-        ("local-pd", [], "Engines that work in pairs are not started again."),
+        ("local-pd", [], ""),
         ("local", ["cluster.placement=colocated"], ""),
         ("local", ["cluster.placement=colocated", "rollout.sglang.enable_memory_saver=false"], ""),
         ("local-hosts", [], ""),
