@@ -85,6 +85,69 @@ def kill_keepers(run: Run, number: int) -> None:
         psutil.wait_procs(kept)
 
 
+def generates(run: Run, log: str = "engine-0") -> bool:
+    """Whether an engine has begun requests since its last publish."""
+    told = (run.path / f"logs/{log}.log").read_text()
+    return told.rfind("Prefill batch") > told.rfind("of weight version")
+
+
+def has_made_room(run: Run) -> bool:
+    """Whether the engine has flushed its cache three times since its last request: twice as it released the memory of
+    keys and values, and once as it released that of weights."""
+    told = (run.path / "logs/engine-0.log").read_text()
+    return generates(run) and told[told.rfind("Prefill batch") :].count("Cache flushed") >= 3
+
+
+def test_an_engine_that_shares_devices_comes_back_whoever_has_these(finished: Run, tmp_path: Path) -> None:
+    """Killed as it generates, and with its keeper as it has made room for trainers."""
+    run = Run(tmp_path, settings={**NO_CHECKPOINTS, "cluster.placement": "colocated"}).start()
+    run.until(lambda: run.has_step("rl", 1) and generates(run))
+    with standing(run):
+        servers(run)[0].kill()
+    run.until(lambda: len(BACK.findall(run.text())) == 1)
+    run.until(lambda: has_made_room(run))
+    with standing(run):
+        kill_keepers(run, 1)
+    run.until(lambda: len(BACK.findall(run.text())) == 2)
+    run.remember()
+    run.succeed()
+    assert run.strays() == []
+    assert run.litter() == []
+    assert outcome(run) == outcome(finished)
+    assert run.weights() == finished.weights()
+    assert sum(row.get("engines/restarts", 0) for row in run.rows("rl")) == 2
+
+
+def test_one_of_two_engines_that_share_devices_is_back_in_the_next_step(finished: Run, tmp_path: Path) -> None:
+    """The other one takes its requests: none of those that it has begun is given up for a publish."""
+    settings = {**NO_CHECKPOINTS, "cluster.placement": "colocated", "rollout.engines.default.devices": 2}
+    run = Run(tmp_path, settings=settings).start()
+    run.until(lambda: run.has_step("rl", 1) and generates(run))
+    with standing(run):
+        servers(run)[0].kill()
+    run.succeed()
+    assert len(BACK.findall(run.text())) == 1
+    assert outcome(run) == outcome(finished)
+    assert run.weights() == finished.weights()
+
+
+@pytest.mark.usefixtures("_mooncake")
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_an_engine_of_a_pair_comes_back(finished: Run, tmp_path: Path, role: str) -> None:
+    """Killed after the prompts of the step; prefill has done its part by then, and the next step waits for it."""
+    run = Run(tmp_path, cluster="local-pd", settings={"eval.interval": 1000, **NO_CHECKPOINTS}).start()
+    run.until(lambda: run.has_step("rl", 1) and generates(run))
+    with standing(run):
+        next(server for server in servers(run) if f'"{role}"' in command_of(server)).kill()
+    run.until(lambda: bool(BACK.search(run.text())))
+    run.remember()
+    run.succeed()
+    assert run.strays() == []
+    assert run.litter() == []
+    assert run.weights() == finished.weights()
+    assert run.losses() == finished.losses()
+
+
 @pytest.mark.parametrize(("transport", "num_engines"), [("broadcast", 2), ("disk", 1)])
 def test_engines_get_their_weights_again_however_they_travel(
     finished: Run, tmp_path: Path, transport: str, num_engines: int

@@ -12,7 +12,7 @@ import pytest
 
 from slime.observe.metrics import read_rows
 from tests.running import NO_CHECKPOINTS, NO_STOP, Run
-from tests.test_run_engines_killed import members, outcome, servers, standing
+from tests.test_run_engines_killed import generates, has_made_room, members, outcome, servers, standing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -61,6 +61,36 @@ def test_a_rank_that_is_killed_or_stopped_comes_back_and_nothing_is_lost(finishe
     abandoned = read_rows(run.path / "logs/metrics-abandoned.jsonl")
     assert abandoned
     assert sum(row.get("trainers/restarts", 0) for row in [*run.rows("rl"), *abandoned]) == 2
+
+
+def test_ranks_that_share_devices_with_engines_come_back_whoever_has_these(finished: Run, tmp_path: Path) -> None:
+    """Killed while engines generate, whom the ranks have made room for, and stopped when they have made room again."""
+    settings = {"cluster.placement": "colocated", "cluster.hang_timeout_s": 20}
+    run = Run(tmp_path, settings=settings, silence_s=120).start()
+    run.until(lambda: run.has_step("rl", 1) and generates(run))
+    engines = servers(run)
+    lose(run)
+    run.until(lambda: run.has_step("rl", 2))
+    run.until(lambda: has_made_room(run))
+    lose(run, how=signal.SIGSTOP)
+    assert servers(run) == engines, "they stay"
+    run.succeed()
+    require_same(run, finished)
+    assert len(BACK.findall(run.text())) == 2
+    assert all({"seconds/onload", "seconds/offload"} <= row.keys() for row in run.rows("rl") if "train/loss" in row)
+
+
+def test_a_rank_and_the_engine_beside_it_come_back(finished: Run, tmp_path: Path) -> None:
+    """Both die at once, as they do for memory; the engine starts before the rank, which takes the device last."""
+    run = Run(tmp_path, settings={"cluster.placement": "colocated"}, silence_s=120).start()
+    run.until(lambda: run.has_step("rl", 1) and generates(run))
+    with standing(run):
+        servers(run)[0].kill()
+        members(run, RANK)[0].kill()
+    run.until(lambda: bool(BACK.search(run.text())))
+    run.succeed()
+    require_same(run, finished)
+    assert "; engine-0 starts again (1 of 3)" in run.text()
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def open_generation(
 
     for client in clients:
         stack.callback(close, client)
-    _require_room(runner, serving, clients, cluster)
+    _require_room(runner, serving, clients, cluster, sharing)
     events.publish(Serving({process_name(index, 0): client.url for index, client in enumerate(clients)}))
     roles = [group.role for group in topology.group_of_engine]
     engines = EngineSet(
@@ -263,7 +263,13 @@ def open_generation(
     return Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
 
 
-def _require_room(runner: asyncio.Runner, serving: Software, clients: Sequence[EngineClient], cluster: Cluster) -> None:
+def _require_room(
+    runner: asyncio.Runner,
+    serving: Software,
+    clients: Sequence[EngineClient],
+    cluster: Cluster,
+    sharing: DeviceSharing,
+) -> None:
     """See `Software.require_room`. An engine that has died since it was up starts again first."""
     while True:
         try:
@@ -272,6 +278,7 @@ def _require_room(runner: asyncio.Runner, serving: Software, clients: Sequence[E
             cluster.calls.look_closely(STARTING)
             if not cluster.calls.num_beside:  # nobody has died
                 raise
+            sharing.let_in()
             cluster.engines.finish()
             for client, endpoint in zip(clients, cluster.engines.endpoints, strict=True):
                 client.move(endpoint)
@@ -280,8 +287,10 @@ def _require_room(runner: asyncio.Runner, serving: Software, clients: Sequence[E
 class StartingEngines:
     """Engines that start while the run does something else, until they are a `Generation`, which `connect` makes."""
 
-    def __init__(self, engines: Engines, events: Events, connect: Callable[[], Generation]) -> None:
-        self._engines, self._events, self._connect = engines, events, connect
+    def __init__(
+        self, engines: Engines, sharing: DeviceSharing, events: Events, connect: Callable[[], Generation]
+    ) -> None:
+        self._engines, self._sharing, self._events, self._connect = engines, sharing, events, connect
         self._generation: Generation | None = None
 
     @property
@@ -303,6 +312,7 @@ class StartingEngines:
         """The generating side, once every engine is up; raises as `look`."""
         if self._generation is None:
             self._events.publish(Starting())
+            self._sharing.let_in()
             self._engines.finish()
             self._events.publish(Ready())
             self._generation = self._connect()

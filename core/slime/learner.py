@@ -19,7 +19,7 @@ from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.trainers import TrainerGroup
 from slime.config.paths import resolve
 from slime.contracts import Stateful
-from slime.errors import SlimeError
+from slime.errors import Death, Hang, SlimeError
 from slime.net import Endpoint
 from slime.objective import Source
 from slime.observe.metrics import SAVING
@@ -110,14 +110,19 @@ class Learner:
             state.load_state_dict(copy.deepcopy(self._beginning[name]))
         self._take_up(self._store.latest(self._trainers.examine))
 
-    def begin_again(self, lost: SlimeError) -> None:
-        """Kill all ranks and start them again, without weights. What they were saving is given up for `lost`."""
-        self._trainers.begin_again()
+    def end(self, lost: SlimeError) -> None:
+        """Kill all ranks. What they were saving is given up for `lost`."""
+        self._trainers.end()
         with self._at_rest:  # the calls of whoever still waits for old ranks have failed
             self._published, self.is_publishing = None, False
             if self._saving:
                 (_, folder), self._saving = self._saving, None
                 folder.__exit__(type(lost), lost, lost.__traceback__)
+
+    def begin_again(self) -> None:
+        """Start all ranks, which were ended, without weights. Engines that share their devices make room first."""
+        self._sharing.begin_again()
+        self._trainers.begin_again()
 
     def _begin(self) -> Position:
         if self._cfg.model.weights is not None:
@@ -178,6 +183,11 @@ class Learner:
             values = self._trainers.train(batches, step, stage.name, learns=False)
         return moved | {f"eval/{name}": value for name, value in values.items() if name in names}
 
+    def make_room(self) -> None:
+        """Before `publish`: have engines that share devices with trainers hold their weights' memory, those too that
+        have died since they generated."""
+        self._sharing.for_weights()
+
     def publish(self, engines: Sequence[Endpoint | None], version: int) -> dict[str, float]:
         """Hand the weights to every engine (None: to one that is not up); returns metrics, or raises."""
         self._sharing.for_weights()
@@ -191,11 +201,19 @@ class Learner:
 
     def publish_again(self, engines: Sequence[Endpoint | None]) -> bool:
         """Hand what was published last to these engines, in whichever thread. False: the trainers have other weights
-        by now."""
+        by now. Shared devices are the engines' before and after."""
         with self._at_rest:
             if self._published is None:
                 return False
-            self._trainers.publish(engines, self._published)
+            self._sharing.for_weights()
+            try:
+                self._trainers.publish(engines, self._published)
+            except (Death, Hang):
+                raise
+            except SlimeError:  # of an engine that may have died, and starts again
+                self._sharing.for_generation()
+                raise
+            self._sharing.for_generation()
             return True
 
     def offload(self) -> dict[str, float]:

@@ -165,7 +165,7 @@ def open_run(
             learner=learner,
             logs=folder.logs,
         )
-        engines = StartingEngines(cluster.engines, events, connect)
+        engines = StartingEngines(cluster.engines, sharing, events, connect)
         beside = log_metrics and stages.reinforces and learner.position.sft_step < cfg.sft.num_steps
         engines.look() if beside else engines.wait()
     origin = f"starts from {cfg.model.weights or model}"

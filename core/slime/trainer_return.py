@@ -98,8 +98,6 @@ class TrainerReturn:
     def _why_not(self) -> str:
         """Why trainers do not start again now; empty: they do."""
         topology = self._topology
-        if topology.cluster.colocated and topology.generates:
-            return "Trainers that share devices with engines are not started again."
         if not self._calls.has_hosts_of_trainers():
             return "Its host is gone, so trainers are not started again."
         if self._learner.is_publishing and topology.transport == BROADCAST and topology.cluster.on_gpus:
@@ -109,9 +107,10 @@ class TrainerReturn:
     def _begin_again(self, lost: SlimeError) -> None:
         learner = self._learner
         self._events.publish(Starting())
-        learner.begin_again(lost)
+        learner.end(lost)
         if self._engines:
             self._engines.forget()
+        learner.begin_again()
         learner.restore()
         self._events.publish(Restored(learner.position.stage if learner.resumed else None))
         seconds, after = time.monotonic() - self._seen, "begins again"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
+
+from slime.cluster.actors import EngineActor
 
 PREPARED = """
 import sys
@@ -28,3 +32,30 @@ def test_a_trainer_prepares_without_a_device() -> None:
     """On GPUs too, where an engine measures meanwhile what is free."""
     found = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "0"]
+
+
+class Memory:
+    """Stands for a server, which as SGLang does fails to resume what it has not released."""
+
+    def __init__(self) -> None:
+        self.held = {"weights", "kv_cache"}
+
+    def release_memory(self, tags: Sequence[str]) -> None:
+        self.held -= {*tags}
+
+    def resume_memory(self, tags: Sequence[str]) -> None:
+        assert not self.held & {*tags}
+        self.held |= {*tags}
+
+
+def test_an_engine_releases_and_resumes_what_it_has_not_yet() -> None:
+    """Who asks may have died before it was answered."""
+    actor: Any = object.__new__(EngineActor)
+    actor.process, actor._released = Memory(), set()
+    actor.resume_memory("weights")
+    actor.release_memory("kv_cache")
+    actor.release_memory("kv_cache", "weights")
+    assert actor.process.held == set()
+    actor.resume_memory("weights")
+    actor.resume_memory("weights", "kv_cache")
+    assert actor.process.held == {"weights", "kv_cache"}

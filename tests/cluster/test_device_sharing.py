@@ -18,6 +18,15 @@ class Recorder:
         self.topology = SimpleNamespace(takes_turns=takes_turns)
         self.calls: list[str] = []
         self.held = {"trainer"}
+        self.are_whole, self.may_start = True, False
+
+    def close(self) -> None:
+        """Who starts again holds all there is to hold."""
+        self.calls.append("close")
+        if not self.are_whole and self.may_start:
+            assert "trainer" not in self.held, "they do not fit together"
+            self.are_whole, self.held = True, {"weights", "kv_cache"}
+        self.may_start = False
 
     @property
     def engines(self) -> Recorder:
@@ -25,7 +34,7 @@ class Recorder:
 
     def memory(self, action: str, *tags: str) -> None:
         self.calls.append(f"{action} {' '.join(tags)}")
-        assert (action == "release") == (set(tags) <= self.held)
+        assert action == "release" or not set(tags) & self.held
         self.held = self.held - set(tags) if action == "release" else self.held | set(tags)
         assert self.held != {"trainer", "weights", "kv_cache"}, "they do not fit together"
 
@@ -71,7 +80,10 @@ def test_every_turn_follows_every_other(first: str, last: str) -> None:
     assert len(cluster.calls) == calls, "who is there already does not move"
 
 
-@pytest.mark.parametrize(("turn", "moves"), list(zip(HELD, ([], [], ["release kv_cache", "onload"]), strict=True)))
+MOVES = [], [], ["close", "release kv_cache", "onload"]
+
+
+@pytest.mark.parametrize(("turn", "moves"), list(zip(HELD, MOVES, strict=True)))
 def test_reading_moves_no_more_than_the_trainers(turn: str, moves: list[str]) -> None:
     cluster: Any = Recorder()
     sharing = DeviceSharing(cluster)
@@ -92,6 +104,7 @@ def test_a_step() -> None:
         "resume weights",
         "offload",
         "resume kv_cache",
+        "close",
         "release kv_cache",
         "onload",
         "release weights",
@@ -103,3 +116,42 @@ def test_nothing_moves_where_all_fits() -> None:
     sharing = DeviceSharing(cluster)
     assert [getattr(sharing, turn)() for turn in HELD] == [{}, {}, {}]
     assert cluster.calls == []
+
+
+@pytest.mark.parametrize("turn", HELD)
+def test_an_engine_that_died_starts_while_trainers_are_away(turn: str) -> None:
+    """`Recorder.close` refuses it at other times. As engines generate it may start at once."""
+    cluster: Any = Recorder()
+    sharing = DeviceSharing(cluster)
+    getattr(sharing, turn)()
+    assert cluster.may_start is (turn == "for_generation")
+    cluster.are_whole = False
+    sharing.for_weights()
+    assert cluster.are_whole
+    assert not cluster.may_start
+    assert cluster.held == HELD["for_weights"]
+
+
+def test_one_that_dies_as_trainers_train_waits_for_the_next_publish() -> None:
+    cluster: Any = Recorder()
+    sharing = DeviceSharing(cluster)
+    cluster.are_whole = False
+    sharing.for_training()
+    assert cluster.calls == []
+    sharing.let_in()
+    assert cluster.calls == ["offload", "close", "release kv_cache weights", "onload"]
+    assert cluster.held == HELD["for_training"]
+
+
+@pytest.mark.parametrize("turn", HELD)
+def test_trainers_that_begin_again_find_their_devices_free(turn: str) -> None:
+    cluster: Any = Recorder()
+    sharing = DeviceSharing(cluster)
+    getattr(sharing, turn)()
+    cluster.calls.clear()
+    cluster.held -= {"trainer"}  # they were killed
+    sharing.begin_again()
+    assert cluster.held == set()
+    cluster.held = {"trainer"}
+    sharing.for_training()
+    assert cluster.calls == ["close", "release kv_cache weights"]

@@ -130,8 +130,10 @@ class TrainerActor(Actor):
 
             self._make = trainer_class(self.cfg.cluster.device)
 
-    def start(self, master_addr: str, master_port: int) -> RankLayout:
-        """Join the process groups and build the model."""
+    def start(self, master_addr: str, master_port: int, devices: Sequence[str] = ()) -> RankLayout:
+        """Join the process groups and build the model. `devices`: of each rank, whichever Ray gave it; none: that."""
+        if devices:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices[self.rank]
         if self.cfg.observe.trace:
             record(self.run.logs, self.name)
         self.prepare()
@@ -184,6 +186,7 @@ class EngineActor(Actor):
         super().__init__(run, process_name(index, node_rank))
         self.index, self.node_rank = index, node_rank
         self.process: Server | None = None
+        self._released: set[str] = set()  # tags of memory that the server does not hold
 
     def meet(self) -> Rendezvous:
         """Where the engine's other processes find this one, its first."""
@@ -195,6 +198,7 @@ class EngineActor(Actor):
         """Start the server on `devices` (none: those Ray gave) and wait until it answers."""
         from slime.engines.software import software
 
+        self._released = set()
         is_frozen = self.index >= len(self.run.topology.group_of_engine)
         self.process = software(self.cfg.cluster.device, self.cfg.rollout.backend).server(
             self.run.topology,
@@ -210,12 +214,18 @@ class EngineActor(Actor):
         return self.process.start()
 
     def release_memory(self, *tags: str) -> None:
+        """Of `tags` those that the server holds."""
         assert self.process
-        self.process.release_memory(tags)
+        if held := [tag for tag in tags if tag not in self._released]:
+            self.process.release_memory(held)
+            self._released |= {*held}
 
     def resume_memory(self, *tags: str) -> None:
+        """Of `tags` those that the server does not hold."""
         assert self.process
-        self.process.resume_memory(tags)
+        if released := [tag for tag in tags if tag in self._released]:
+            self.process.resume_memory(released)
+            self._released -= {*released}
 
     def ping(self) -> End | None:
         return self.process.end() if self.process else None

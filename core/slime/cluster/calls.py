@@ -235,6 +235,10 @@ class Calls:
             if self.restarts:
                 self.restarts.advance()
 
+    def unwatched(self) -> contextlib.AbstractContextManager[object]:
+        """No engine is found dead, and none starts again, in the block."""
+        return self._watching
+
     def look_closely(self, what: str) -> None:
         """`look`, which does not miss an engine that is about to end."""
         ends, gone = self._ends()

@@ -22,11 +22,15 @@ T = TypeVar("T")
 class Publishes(Protocol):
     """The training side, which has the weights."""
 
+    def make_room(self) -> None:
+        """Before a publish: let engines start again that wait for devices that they share with trainers."""
+
     def publish(self, engines: Sequence[Endpoint | None], version: int) -> dict[str, float]:
         """Hand the weights to these engines (None: to one that is not up) as `version`; returns metrics."""
 
     def publish_again(self, engines: Sequence[Endpoint | None]) -> bool:
-        """Hand what was published last to these engines. False: the trainers have other weights by now."""
+        """Hand what was published last to these engines. False: the trainers have other weights by now.
+        Where trainers take turns with engines, no engine may generate."""
 
 
 class Returning(Protocol):

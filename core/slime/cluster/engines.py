@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Literal
 
 from slime.cluster.actors import EngineActor
-from slime.cluster.calls import Calls
+from slime.cluster.calls import WATCH_S, Calls
 from slime.cluster.watch import Member
 from slime.engines.scratch import Rendezvous
+from slime.errors import SlimeError
 from slime.net import Endpoint
 from slime.reward.engines import FrozenEngines
 from slime.topology.topology import Topology
@@ -17,6 +19,7 @@ from slime.topology.topology import Topology
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 """SGLang's tags of what an engine can release."""
 STARTING = "starting engines"
+AGAIN = "starting an engine again"
 STOP_S = 3.0
 """How long engines have to end by themselves; one that is still starting is killed with its actor instead."""
 
@@ -30,6 +33,7 @@ class Engines:
 
     Attributes:
         num_trained: engines that get weights; the others are frozen.
+        may_start: those that get weights may start again now. False: trainers have their devices.
     """
 
     def __init__(
@@ -40,7 +44,7 @@ class Engines:
         frozen: FrozenEngines | None = None,
     ) -> None:
         self._calls, self._topology, self._processes = calls, topology, processes
-        self.num_trained = len(topology.group_of_engine)
+        self.num_trained, self.may_start = len(topology.group_of_engine), True
         self.frozen = frozen or FrozenEngines([group.name for group in topology.group_of_frozen])
         self._starting: dict[int, list[Any]] = {}
         self._found: dict[int, Endpoint] = {}
@@ -68,12 +72,8 @@ class Engines:
         met = iter(self._calls.all(firsts, "finding a port", limit_s, EngineActor.meet))
         return [next(met) if len(nodes) > 1 else None for nodes in self._processes]
 
-    def begin_again(self, index: int) -> list[tuple[Any, Any]]:
-        """Stop what is left of an engine's processes, and start all of them.
-
-        Returns:
-            References for each process: to where it is, and to its endpoint.
-        """
+    def end(self, index: int) -> None:
+        """Stop what is left of an engine's processes."""
         import ray
 
         nodes = self._processes[index]
@@ -86,6 +86,14 @@ class Engines:
                 assert process.make, "engines can be made again"
                 process.actor, process.has_died = process.make(), False
             process.call(EngineActor.stop)
+
+    def begin_again(self, index: int) -> list[tuple[Any, Any]]:
+        """Start all processes of an engine, which were ended.
+
+        Returns:
+            References for each process: to where it is, and to its endpoint.
+        """
+        nodes = self._processes[index]
         meeting = nodes[0].call(EngineActor.meet) if len(nodes) > 1 else None
         shares = zip(nodes, self._shares[index], strict=True)
         return [
@@ -130,11 +138,45 @@ class Engines:
             self.found(index, ray.get(starts[0]))
         self._starting.clear()
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether every engine that gets weights is up, as far as is known."""
+        return not self._first_processes(up=False)
+
+    def _first_processes(self, *, up: bool) -> list[Member]:
+        """Of the engines that get weights and are up, or of those that died and are not up again."""
+        trained = self._processes[: self.num_trained]
+        return [nodes[0] for nodes in trained if any(map(self._calls.is_busy_beside, nodes)) is not up]
+
+    def close(self) -> None:
+        """Let no engine start again until it `may_start`; returns once those are up that had begun to.
+
+        Raises:
+            SlimeError: one cannot start.
+        """
+        while True:
+            with self._calls.unwatched():
+                if self.are_whole or not self.may_start:
+                    self.may_start = False
+                    return
+            self._calls.tell(AGAIN, [process.name for process in self._first_processes(up=False)])
+            time.sleep(WATCH_S)
+            self._calls.look(AGAIN)
+
     def memory(self, action: Literal["release", "resume"], *tags: str) -> None:
-        """Have every rank of the engines beside trainers release or resume the device memory behind SGLang's `tags`."""
+        """Have every rank of the engines beside trainers release or resume the device memory behind SGLang's `tags`;
+        but for what it holds or not already, and engines that have died and come back."""
         what, limit_s = f"{action} {' and '.join(tags)} of engines", self._topology.cluster.hang_timeout_s
         method = EngineActor.release_memory if action == "release" else EngineActor.resume_memory
-        self._calls.all([nodes[0] for nodes in self._processes[: self.num_trained]], what, limit_s, method, *tags)
+        while True:
+            asked = self._first_processes(up=True)
+            try:
+                self._calls.all(asked, what, limit_s, method, *tags)
+                return
+            except SlimeError:
+                self._calls.look_closely(what)
+                if not any(map(self._calls.is_busy_beside, asked)):
+                    raise
 
     def stop(self) -> None:
         """Let engines remove their scratch folders; Ray, which ends all the rest, kills who would do it later."""

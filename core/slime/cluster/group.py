@@ -51,6 +51,7 @@ class Cluster:
             self.trainers.prepare()
             self.engines.finish()
         if self.topology.takes_turns:
+            self.engines.close()
             self.engines.memory("release", KV_CACHE, WEIGHTS)
         self.trainers.start()
 

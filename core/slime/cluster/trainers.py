@@ -12,6 +12,7 @@ from slime.cluster.calls import Calls
 from slime.cluster.watch import Member
 from slime.config.schema import ClusterConfig
 from slime.digest import FileFacts
+from slime.errors import SlimeError
 from slime.net import Endpoint
 from slime.train.rank import TrainerRank
 from slime.types import Batch, Receipt
@@ -33,34 +34,45 @@ class TrainerGroup:
 
     def __init__(self, calls: Calls, limits: ClusterConfig) -> None:
         self._calls, self._limits = calls, limits
+        self._devices: list[str] = []
         self.layouts: list[RankLayout] = []
 
     def devices(self) -> list[str]:
-        """The CUDA device of each rank, as CUDA_VISIBLE_DEVICES names it."""
+        """The CUDA device of each rank, as CUDA_VISIBLE_DEVICES names it. Ranks that begin again after this keep
+        theirs."""
+        self._devices = self._devices_now()
+        return self._devices
+
+    def _devices_now(self) -> list[str]:
         return self._calls.all(self._calls.trainers, "starting", self._limits.start_timeout_s, TrainerActor.device)
 
     def prepare(self) -> None:
         """Have ranks import what `start` needs, and do not wait for them."""
         self._calls.watch_beside({rank.call(TrainerActor.prepare): rank for rank in self._calls.trainers}, "starting")
 
-    def begin_again(self) -> None:
-        """Kill what is left of every rank, which may hang, and start all of them; they hold no weights."""
+    def end(self) -> None:
+        """Kill what is left of every rank, which may hang. Nobody looks after them until they begin again."""
         import ray
 
-        ranks = self._calls.trainers
-        self._calls.leave(ranks)
-        for rank in ranks:
+        self._calls.leave(self._calls.trainers)
+        for rank in self._calls.trainers:
             ray.kill(rank.actor)
+
+    def begin_again(self) -> None:
+        """Start all ranks, which were ended; they hold no weights."""
+        ranks = self._calls.trainers
         for rank in ranks:  # in the places of the old ones, once these are gone
             assert rank.make, "trainers can be made again"
             rank.actor, rank.has_died, rank.pid = rank.make(), False, 0
         self._calls.check_in_again(ranks, self._limits.start_timeout_s)
+        if self._devices:
+            require_same_devices([rank.node for rank in ranks], self._devices, self._devices_now())
         self.start()
 
     def start(self) -> None:
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s
         (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.meet)
-        self.layouts = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where)
+        self.layouts = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where, self._devices)
 
     def all(self, method: Callable[Concatenate[TrainerRank, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """What `method` of the trainer returns, by rank: `trainers.all(TrainerRank.load, folder)`."""
@@ -131,6 +143,16 @@ def _begin(
     member: Member, method: Callable[Concatenate[TrainerRank, P], Any], *args: P.args, **kwargs: P.kwargs
 ) -> Any:
     return member.call(TrainerActor.do, method.__name__, *args, **kwargs)
+
+
+def require_same_devices(nodes: Sequence[str], before: Sequence[str], now: Sequence[str]) -> None:
+    """Raise SlimeError unless the ranks of each node have the devices that ranks of it had before, whichever has which
+    of them. `nodes`, and the devices: by rank."""
+    places = sorted(zip(nodes, before, strict=True)), sorted(zip(nodes, now, strict=True))
+    if places[0] != places[1]:
+        had, have = (", ".join(f"{device} of {node}" for node, device in each) for each in places)
+        what = f"have the devices {have} now, and engines share {had} with them"
+        raise SlimeError(what, where="trainer ranks", todo="Start the same command again to resume.")
 
 
 def on_the_fullest(values: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> dict[str, float]:

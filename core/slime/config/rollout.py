@@ -106,8 +106,8 @@ class RolloutConfig:
     to work on, generates a token. How long a response takes, or waits for its turn, is not limited."""
     restarts: int = key(3, Bound(0, 1000), may_change=True)
     """Times within `restart_window_s` that an engine which has died is started again; meanwhile the others take its
-    requests. One more death ends the run, and with 0 the first. Engines of pairs, and those that share devices with
-    trainers, are never started again."""
+    requests. One more death ends the run, and with 0 the first. Engines that stay on GPUs beside trainers are never
+    started again."""
     restart_window_s: float = key(3600.0, SECONDS, may_change=True)
     """Seconds for which a death of an engine counts."""
     backend: str = key("sglang", known_as="rollout.name")

@@ -77,8 +77,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = key(make=CheckpointConfig, may_change=True)
     restarts: int = key(2, Bound(0, 1000), may_change=True)
     """Times within `restart_window_s` that all trainer ranks are started again because one has died, or hangs; the run
-    returns to its newest checkpoint, and engines stay. One more death ends the run, and with 0 the first. Trainers that
-    share devices with engines are never started again."""
+    returns to its newest checkpoint, and engines stay. One more death ends the run, and with 0 the first."""
     restart_window_s: float = key(3600.0, SECONDS, may_change=True)
     """Seconds for which a death of a trainer rank counts. One in a step that the run has not passed since counts on: it
     may be what that step does."""

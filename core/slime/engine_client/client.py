@@ -85,9 +85,12 @@ class EngineGone(SlimeError):
 class Engine(Protocol):
     """A member of a `slime.engine_client.engine_set.EngineSet`: one engine, or several that work together."""
 
-    url: str
     num_generating: int
     """Engines that decode; each takes `rollout.max_requests_per_engine` requests at once."""
+
+    @property
+    def url(self) -> str:
+        """Its address, or those of all that work together."""
 
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
         """Continue `input_ids` under SGLang's sampling parameters (`temperature`, `max_new_tokens`, ...); `fields` are

@@ -103,6 +103,11 @@ class EngineSet:
         return any(member.is_lost for member in self._members)
 
     @property
+    def serves(self) -> bool:
+        """Whether an engine takes requests."""
+        return not all(member.is_lost for member in self._members)
+
+    @property
     def url(self) -> str:
         """The URLs of all engines, for errors."""
         return ", ".join(engine.url for engine in self)

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from slime.cluster.calls import Calls
-from slime.cluster.engines import Engines
+from slime.cluster.engines import AGAIN, Engines
 from slime.cluster.watch import Member, died
 from slime.errors import Death, SlimeError
 from slime.events import EngineBack, EngineLost, Event
@@ -18,17 +18,14 @@ from slime.net import Endpoint
 from slime.topology.placement import process_name
 from slime.topology.topology import Topology
 
-AGAIN = "starting an engine again"
 LATE_S = 30.0
 """Beyond `cluster.start_timeout_s`, which the start of a server keeps itself: for its actor to come up."""
 
 
 def why_not(topology: Topology) -> str:
     """Why engines of this run are never started again; empty: they are."""
-    if topology.works_in_pairs:
-        return "Engines that work in pairs are not started again."
-    if topology.shares_gpus or topology.takes_turns:
-        return "Engines that share devices with trainers are not started again."
+    if topology.shares_gpus and not topology.takes_turns:
+        return "Engines that stay on devices beside trainers are not started again."
     return ""
 
 
@@ -44,14 +41,22 @@ class _Engine:
     Attributes:
         deaths: when they were seen, in seconds of `time.monotonic`; those that count.
         starting: what `Engines.begin_again` returned; None: it does not start.
+        begun_at: when that was, in seconds of `time.monotonic`.
+        waits: it starts once trainers have left its devices.
         is_lost: it takes no requests: it starts, or has no weights yet.
         is_new: it has not been up yet, and nobody has missed it.
     """
 
     deaths: deque[float] = field(default_factory=deque)
     starting: list[tuple[Any, Any]] | None = None
+    begun_at: float = 0.0
+    waits: bool = False
     is_lost: bool = False
     is_new: bool = False
+
+    @property
+    def is_up(self) -> bool:
+        return self.starting is None and not self.waits
 
 
 class Restarts:
@@ -77,10 +82,11 @@ class Restarts:
         index = self._processes.index_of(member)
         if index is None:
             return False
-        return self._engines[index].starting is not None or self._begin(index, death)
+        return not self._engines[index].is_up or self._begin(index, death)
 
     def advance(self) -> None:
         for index, engine in enumerate(self._engines):
+            self._start(index, engine)
             if engine.starting is not None:
                 self._look(index, engine)
 
@@ -90,18 +96,18 @@ class Restarts:
 
     def empty(self) -> list[int]:
         """Engines that are up again, and have no weights yet."""
-        return [index for index in self.lost() if self._engines[index].starting is None]
+        return [index for index in self.lost() if self._engines[index].is_up]
 
     def reachable(self) -> list[Endpoint | None]:
         """Endpoint of each engine that gets weights; None: it is not up."""
         known = zip(self._engines, self._processes.endpoints, strict=False)
-        return [None if engine.starting is not None else endpoint for engine, endpoint in known]
+        return [endpoint if engine.is_up else None for engine, endpoint in known]
 
     def has_weights(self, index: int, endpoint: Endpoint) -> bool:
         """True if an engine that has got its weights at `endpoint` is back by that: it was lost, and has not died
         since."""
         engine = self._engines[index]
-        if not engine.is_lost or engine.starting is not None or self._processes.endpoints[index] != endpoint:
+        if not engine.is_lost or not engine.is_up or self._processes.endpoints[index] != endpoint:
             return False
         self._is_back(index, endpoint)
         return True
@@ -127,10 +133,18 @@ class Restarts:
         engine.is_lost = not engine.is_new
         self.num_begun += 1
         self._calls.leave(self._processes.processes(index))
-        engine.starting = self._processes.begin_again(index)
+        self._processes.end(index)
+        engine.starting, engine.waits = None, True
+        self._start(index, engine)
         why = f"{death.where}: {death.what}"
         self._tell(EngineLost(process_name(index, 0), why, len(engine.deaths), budget))
         return True
+
+    def _start(self, index: int, engine: _Engine) -> None:
+        """Start an engine that waits, unless trainers have its devices."""
+        if engine.waits and (self._processes.may_start or index >= self._processes.num_trained):
+            engine.waits, engine.begun_at = False, time.monotonic()
+            engine.starting = self._processes.begin_again(index)
 
     def _look(self, index: int, engine: _Engine) -> None:
         """Take an engine that is up, and start one again that failed to."""
@@ -173,7 +187,7 @@ class Restarts:
         return None
 
     def _late(self, engine: _Engine, waiting: Sequence[Any], nodes: Sequence[Member]) -> SlimeError | None:
-        if not waiting or time.monotonic() < engine.deaths[-1] + self._start_s + LATE_S:
+        if not waiting or time.monotonic() < engine.begun_at + self._start_s + LATE_S:
             return None
         what = f"not up again after {self._start_s + LATE_S:g} s"
         todo = f"Read its log in {self._calls.logs}, or raise cluster.start_timeout_s."

@@ -29,9 +29,10 @@ class Returning:
 
     Args:
         clients: of every engine.
-        engines: the same, as the sampler knows them.
+        engines: the same, as the sampler knows them; those that work in pairs are one there.
         learner: hands weights over.
         can_repeat: a publish in which an engine died may be begun again for the others.
+        by_turns: trainers, who hand weights over, and engines that generate take turns on the same devices.
     """
 
     def __init__(
@@ -43,10 +44,13 @@ class Returning:
         learner: Publishes,
         *,
         can_repeat: bool,
+        by_turns: bool,
     ) -> None:
         self._restarts = restarts
         self._calls, self._clients, self._engines = calls, clients, engines
-        self._learner, self._can_repeat = learner, can_repeat
+        known = [*engines]
+        self._known = known if len(known) == len(clients) else known * len(clients)
+        self._learner, self._can_repeat, self._by_turns = learner, can_repeat, by_turns
         self._told = (0, 0.0)
 
     def publish(self, version: int) -> dict[str, float]:
@@ -86,7 +90,7 @@ class Returning:
     async def _tend(self) -> None:
         while True:
             self._lose()
-            if self._restarts.empty():
+            if self._restarts.empty() and (not self._by_turns or self._are_idle()):
                 handing_over = asyncio.ensure_future(asyncio.to_thread(self._hand_over))
                 try:
                     await asyncio.shield(handing_over)
@@ -95,6 +99,10 @@ class Returning:
                     if not handing_over.cancelled() and not handing_over.exception():
                         self._serve(handing_over.result())
             await asyncio.sleep(WATCH_S)
+
+    def _are_idle(self) -> bool:
+        """Whether no engine takes requests, and all that died are up."""
+        return not self._engines.serves and self._restarts.empty() == self._restarts.lost()
 
     def _hand_over(self) -> list[Endpoint | None]:
         """Publish to the engines that are up without weights; returns those that have them now."""
@@ -117,19 +125,21 @@ class Returning:
         for index, (client, endpoint) in enumerate(zip(self._clients, endpoints, strict=False)):
             if endpoint and self._restarts.has_weights(index, endpoint):
                 client.move(endpoint)
-                self._engines.regain(client)
+                if not any(self._known[lost] is self._known[index] for lost in self._restarts.lost()):
+                    self._engines.regain(self._known[index])
 
     def _lose(self) -> None:
         for index in self._restarts.lost():
-            self._engines.lose(self._clients[index])
+            self._engines.lose(self._known[index])
 
     def _reachable(self) -> list[Endpoint | None]:
         """Of every engine that is up its endpoint, once one is."""
-        self._calls.look(PUBLISHING)
-        while not any(endpoints := self._restarts.reachable()):
-            time.sleep(WATCH_S)
+        while True:
+            self._learner.make_room()
             self._calls.look(PUBLISHING)
-        return endpoints
+            if any(endpoints := self._restarts.reachable()):
+                return endpoints
+            time.sleep(WATCH_S)
 
 
 class Restart:
@@ -141,6 +151,7 @@ class Restart:
     def begin(self, topology: Topology, calls: Calls, processes: Engines, tell: Callable[[Event], None]) -> Restarts:
         self._calls, self._restarts = calls, Restarts(topology, calls, processes, tell)
         self._can_repeat = topology.transport != BROADCAST or not topology.cluster.on_gpus
+        self._by_turns = topology.takes_turns
         self._outside = OutsideEngines(topology.config, tell) if topology.outside else None
         return self._restarts
 
@@ -150,4 +161,5 @@ class Restart:
         if self._outside:
             self._outside.join(engines, learner)
             return self._outside
-        return Returning(self._calls, self._restarts, clients, engines, learner, can_repeat=self._can_repeat)
+        how = {"can_repeat": self._can_repeat, "by_turns": self._by_turns}
+        return Returning(self._calls, self._restarts, clients, engines, learner, **how)

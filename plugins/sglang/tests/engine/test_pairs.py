@@ -199,6 +199,21 @@ def test_clients_that_follow_others_use_no_room_of_theirs() -> None:
     assert max(numbers[:3]) < ROOMS < numbers[3], "each engine has a range of its own"
 
 
+def test_a_prefill_engine_that_was_started_again_is_asked_for_its_port_there() -> None:
+    async def work(pairs: Pairs, before: list[Side], behind: list[Side]) -> Any:
+        await once(pairs, before, behind)
+        async with Side(first_token, 800) as again:
+            pairs._prefill[0].client.move(again.endpoint)
+            await once(pairs, before, behind)
+            assert pairs.url.startswith(again.endpoint.url)
+            return before[0].requests + again.requests, behind[0].requests
+
+    asked, asked_too = use([first_token], [response], work)
+    assert asked == asked_too
+    assert [request["bootstrap_port"] for request in asked] == [700, 800]
+    assert asked[0]["bootstrap_room"] < asked[1]["bootstrap_room"]
+
+
 @pytest.mark.parametrize("dead", ["prefill", "decode"])
 def test_the_death_of_one_side_ends_the_wait_of_the_other_and_is_what_is_told(dead: str) -> None:
     async def work(pairs: Pairs, before: list[Side], behind: list[Side]) -> Any:

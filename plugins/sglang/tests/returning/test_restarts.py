@@ -28,12 +28,13 @@ class Processes:
     """Of two engines that get weights, and a frozen one; their starts never end."""
 
     def __init__(self) -> None:
-        self.num_trained = 2
+        self.num_trained, self.may_start = 2, True
         self.frozen = FrozenEngines(["judge"])
         self.frozen.found(0, Endpoint("http://host:7", Secret("its own")))
         self.new: set[int] = set()
         self.endpoints = [Endpoint(f"http://host:{port}", Secret("any")) for port in (1, 2)]
         self.begun: list[int] = []
+        self.ended: list[int] = []
 
     def __len__(self) -> int:
         return 3
@@ -46,6 +47,9 @@ class Processes:
 
     def processes(self, index: int) -> list[Member]:
         return [Member(f"engine-{index}", None)]
+
+    def end(self, index: int) -> None:
+        self.ended.append(index)
 
     def begin_again(self, index: int) -> list[tuple[Any, Any]]:
         self.begun.append(index)
@@ -126,9 +130,9 @@ def test_an_engine_that_dies_as_the_run_starts_is_missed_by_nobody() -> None:
     assert not restarts.spare(Member("engine-0", None), DEATH), "both counted"
 
 
-@pytest.mark.parametrize("cluster", ["local", "h200x2"])
-def test_a_frozen_engine_comes_back_also_beside_engines_that_do_not(cluster: str) -> None:
-    restarts, processes, _ = restarts_of(topology(cluster, "rollout.restarts=1"))
+@pytest.mark.parametrize("words", [["local"], ["h200x2"]])
+def test_a_frozen_engine_comes_back_also_beside_engines_that_do_not(words: list[str]) -> None:
+    restarts, processes, _ = restarts_of(topology(*words, "rollout.restarts=1"))
     assert restarts.spare(Member("engine-2", None), DEATH)
     assert (processes.begun, processes.frozen.num_lost, processes.frozen.endpoints) == ([2], 1, [None])
     assert restarts.lost() == restarts.empty() == [], "nobody hands it weights, nor samples from it"
@@ -137,14 +141,30 @@ def test_a_frozen_engine_comes_back_also_beside_engines_that_do_not(cluster: str
     assert not restarts.spare(Member("engine-2", None), DEATH), "one restart is all"
 
 
+def test_an_engine_waits_for_trainers_to_leave_its_devices_and_a_frozen_one_does_not() -> None:
+    restarts, processes, watched = restarts_of(topology("local", "cluster.placement=colocated"))
+    processes.may_start = False
+    assert restarts.spare(Member("engine-0", None), DEATH)
+    assert restarts.spare(Member("engine-0", None), DEATH), "it is known"
+    assert restarts.spare(Member("engine-2", None), DEATH)
+    assert (processes.ended, processes.begun, watched.left) == ([0, 2], [2], ["engine-0", "engine-2"])
+    assert (restarts.lost(), restarts.empty(), restarts.reachable()) == ([0], [], [None, processes.endpoints[1]])
+    assert not restarts.has_weights(0, processes.endpoints[0])
+    processes.may_start = True
+    restarts._start(0, restarts._engines[0])
+    restarts._start(0, restarts._engines[0])
+    assert processes.begun == [2, 0]
+
+
 @pytest.mark.parametrize(
     ("cluster", "words", "sentence"),
     [
-        ("local-pd", [], "Engines that work in pairs are not started again."),
-        ("local", ["cluster.placement=colocated"], "Engines that share devices with trainers are not started again."),
+        ("local-pd", [], ""),
+        ("local", ["cluster.placement=colocated"], ""),
         ("local", ["cluster.placement=colocated", "rollout.sglang.enable_memory_saver=false"], ""),
         ("local-hosts", [], ""),
-        ("h200x2", [], "Engines that share devices with trainers are not started again."),
+        ("h200x2", ["rollout.sglang.enable_memory_saver=true"], ""),
+        ("h200x2", [], "Engines that stay on devices beside trainers are not started again."),
     ],
 )
 def test_what_is_not_started_again_says_so(cluster: str, words: list[str], sentence: str) -> None:

@@ -72,12 +72,19 @@ class PrefillServer(Server):
         super().__init__(client)
         first = 1 + secrets.randbelow(FIRST_ROOMS)  # SGLang takes room 0 for none
         self._rooms = itertools.count(number * ROOMS + first)
-        self._bootstrap = {"bootstrap_host": urlsplit(client.url).hostname, "bootstrap_port": bootstrap_port}
+        self._url, self._port = client.url, bootstrap_port
+
+    async def find(self) -> None:
+        """Learn the port of an engine that was started again somewhere else."""
+        if (url := self.client.url) != self._url:
+            self._port = await bootstrap_port(self.client)
+            self._url = url
 
     def room(self) -> dict[str, Any]:
         """Fields of a request that both sides get. No `rid` begins like another: an abort goes by how it begins."""
         room = next(self._rooms)
-        return {"rid": f"{room:016x}", "bootstrap_room": room, **self._bootstrap}
+        bootstrap = {"bootstrap_host": urlsplit(self._url).hostname, "bootstrap_port": self._port}
+        return {"rid": f"{room:016x}", "bootstrap_room": room, **bootstrap}
 
     async def _answer(self, *request: Any, **fields: Any) -> Completion:
         answer = await super()._answer(*request, **fields)
@@ -100,8 +107,12 @@ class Pairs:
         self._prefill, self._decode = prefill, decode
         self._clients = [server.client for server in (*prefill, *decode)]
         self._num_aborts = 0
-        self.url = ", ".join(client.url for client in self._clients)
         self.num_generating = len(decode)
+
+    @property
+    def url(self) -> str:
+        """The URLs of all, for errors."""
+        return ", ".join(client.url for client in self._clients)
 
     @classmethod
     async def of(cls, roles: Iterable[Role], clients: Sequence[SGLangClient]) -> Pairs:
@@ -109,8 +120,7 @@ class Pairs:
         prefill, decode = list[PrefillServer](), list[Server]()
         for role, client in zip(roles, clients, strict=True):
             if role is Role.prefill:
-                port = (await client.server_info())["disaggregation_bootstrap_port"]
-                prefill.append(PrefillServer(client, len(prefill), port))
+                prefill.append(PrefillServer(client, len(prefill), await bootstrap_port(client)))
             else:
                 decode.append(Server(client))
         return cls(prefill, decode)
@@ -118,6 +128,7 @@ class Pairs:
     async def generate(self, input_ids: Sequence[int], sampling: Mapping[str, Any], /, **fields: Any) -> Completion:
         """Do as `SGLangClient.generate`; raises SlimeError also if the two sides hold other weights."""
         prefill = min(self._prefill, key=lambda server: server.load)
+        await prefill.find()
         decode = min(self._decode, key=lambda server: server.load)
         room, num_aborts = prefill.room(), self._num_aborts
         answers = {
@@ -156,6 +167,11 @@ class Pairs:
         num_requests = [requests for requests, _ in loads]
         split = len(self._prefill)
         return max(sum(num_requests[:split]), sum(num_requests[split:])), sum(tokens for _, tokens in loads)
+
+
+async def bootstrap_port(client: SGLangClient) -> int:
+    """The port that a prefill engine found at its start."""
+    return int((await client.server_info())["disaggregation_bootstrap_port"])
 
 
 async def _end(answer: _Answer, client: SGLangClient, rid: str) -> None:
