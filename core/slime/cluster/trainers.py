@@ -49,6 +49,7 @@ class TrainerGroup:
 
         ranks = self._calls.trainers
         self._calls.leave(ranks)
+        self._calls.await_hosts()
         for rank in ranks:
             ray.kill(rank.actor)
         for rank in ranks:  # in the places of the old ones, once these are gone
