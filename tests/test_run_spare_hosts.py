@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.namespaces import Hosts, several_hosts
-from tests.running import NO_STOP, Run
+from tests.running import NO_STOP, Run, command_of
 from tests.test_run_trainers_killed import BACK, require_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -28,7 +28,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 def started(hosts: Hosts, folder: Path, settings: Mapping[str, Any], used: int = 3) -> Run:
-    """A run of the laptop's loop with a trainer rank on each of two hosts, and the engine on the first."""
+    """A run of the laptop's loop with a trainer rank on each of two hosts, and the first engine on the first."""
     folder.mkdir(exist_ok=True)
     (folder / "hosts").write_text("\n".join(hosts.addresses[:used]))
     environment = {"PATH": f"{hosts.path}:{os.environ['PATH']}"}
@@ -43,15 +43,19 @@ def lose(run: Run, hosts: Hosts, address: str) -> None:
 
 
 def test_a_spare_host_takes_the_place_of_a_lost_one_and_nothing_is_lost(hosts: Hosts, tmp_path: Path) -> None:
-    unhurt = started(hosts, tmp_path / "unhurt", {"cluster.spares": 1}).succeed()
-    run = started(hosts, tmp_path / "hurt", {"cluster.spares": 1})
+    """The lost host has a trainer rank and an engine."""
+    settings = {"cluster.spares": 1, "rollout.engines.default.devices": 2}
+    unhurt = started(hosts, tmp_path / "unhurt", settings).succeed()
+    run = started(hosts, tmp_path / "hurt", settings)
     run.until(lambda: run.has_step("rl", 3))
     second, spare = hosts.addresses[1:]
     idle = hosts.others[spare].running
     assert idle
     lose(run, hosts, second)
     run.until(lambda: bool(BACK.findall(run.text())))
-    assert len(hosts.others[spare].running - idle) > 0, "the rank is there now"
+    there = " ".join(map(command_of, hosts.others[spare].running - idle))
+    assert "ray::TrainerActor" in there, there
+    assert "ray::EngineActor" in there, there
     run.remember()
     run.succeed()
     hosts.bring_up(second)
