@@ -10,8 +10,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from slime.cluster.host_places import HostPlaces
+from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.events import Starting, Subscriber
+from slime.topology.launcher import launcher_of
 from slime.topology.placement import HostDevices
 from slime.topology.topology import Topology
 
@@ -71,6 +73,19 @@ def this_node() -> str:
     import ray
 
     return str(ray.get_runtime_context().get_node_id())
+
+
+def host_names(cluster: ClusterConfig) -> dict[str, str]:
+    """What the launcher, or else Ray, calls each host, by Ray's id."""
+    import ray
+
+    launcher = launcher_of(cluster)
+    hosts = launcher.hosts(cluster) if launcher else []
+    names = {}
+    for node in ray.nodes():
+        number = node["Labels"].get(HOST_LABEL)
+        names[node["NodeID"]] = hosts[int(number)] if hosts and number else node["NodeManagerHostname"]
+    return names
 
 
 def on_node(node: str) -> dict[str, Any]:
