@@ -1,7 +1,7 @@
-"""Two hosts on one machine, joined by a cable: a network, a /dev/shm and a name of its own each, and the second one's
-processes apart. The file system is shared, as a cluster's is. Needs root with the rights of a host.
+"""Several hosts on one machine, joined by a bridge: a network, a /dev/shm and a name of its own each, and the processes
+of all but the first apart. The file system is shared, as a cluster's is. Needs root with the rights of a host.
 
-Where sshd is installed, the second host serves it and `ssh` is the real client. Elsewhere a script stands in for the
+Where sshd is installed, the other hosts serve it and `ssh` is the real client. Elsewhere a script stands in for the
 client, and for it alone: it enters the namespaces of the host it is told, with a bare environment as sshd gives, runs
 the command and hands standard input through.
 """
@@ -14,8 +14,8 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,60 +40,88 @@ UP_S = 30.0
 
 
 @dataclass
-class TwoHosts:
-    """Both hosts.
+class Host:
+    """One of those whose processes are apart.
+
+    Attributes:
+        first: the first of its processes, which takes all the others with it.
+        served: what that has started itself.
+        space: the kernel's name of its process namespace.
+    """
+
+    first: psutil.Process
+    served: set[psutil.Process]
+    space: str
+
+    @property
+    def running(self) -> set[psutil.Process]:
+        """What runs there, but for what runs as long as the host does. Who enters is no child of the host's first."""
+        there = {process for process in psutil.process_iter() if _space(process.pid) == self.space}
+        return there - self.served - {self.first}
+
+    def run(self, *command: str) -> None:
+        """Run a command there as its administrator would."""
+        _run("nsenter", "--target", str(self.first.pid), "--net", "--pid", "--mount", "--uts", *command)
+
+
+@dataclass
+class Hosts:
+    """All hosts.
 
     Attributes:
         addresses: by which they know each other, on interface `eth0`.
         through: a command that runs its arguments on the first host.
         path: a folder with `ssh`, to stand first on PATH.
-        second: the first of the second host's processes, which takes all the others with it.
-        served: what it has started itself.
-        space: the kernel's name of the second host's process namespace.
+        others: all but the first, by address.
+        bring_up: the host with that address again, after its end.
     """
 
-    addresses: tuple[str, str]
+    addresses: Sequence[str]
     through: Sequence[str]
     path: Path
-    second: psutil.Process
-    served: set[psutil.Process]
-    space: str
+    others: dict[str, Host]
+    bring_up: Callable[[str], None]
 
     @property
-    def on_second(self) -> set[psutil.Process]:
-        """What runs there, but for what runs as long as the host does. Who enters is no child of the host's first."""
-        there = {process for process in psutil.process_iter() if _space(process.pid) == self.space}
-        return there - self.served - {self.second}
-
-    def run_on_second(self, *command: str) -> None:
-        """Run a command there as its administrator would."""
-        _run("nsenter", "--target", str(self.second.pid), "--net", "--pid", "--mount", "--uts", *command)
+    def second(self) -> Host:
+        return self.others[self.addresses[1]]
 
 
 @contextmanager
-def two_hosts(folder: Path) -> Iterator[TwoHosts]:
+def several_hosts(folder: Path, count: int = 2) -> Iterator[Hosts]:
     """The hosts, with what they need in `folder`; skips the test where that is not permitted."""
     if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
-        pytest.skip(f"two hosts on one machine need {', '.join(missing)}")
+        pytest.skip(f"several hosts on one machine need {', '.join(missing)}")
     mark = secrets.token_hex(3)
-    names, addresses = (f"one-{mark}", f"two-{mark}"), ("10.77.0.1", "10.77.0.2")
-    made = []
+    addresses = [f"10.77.0.{number}" for number in range(1, count + 1)]
+    names = {address: f"host{number}-{mark}" for number, address in enumerate(addresses, start=1)}
+    first, others, made = names[addresses[0]], dict[str, Host](), []
     try:
-        for name in names:
+        for name in names.values():
             done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
             if done.returncode:
                 pytest.skip(f"network namespaces are not permitted here: {done.stderr.strip()}")
             made.append(name)
-        _run("ip", "link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
-        for name, address in zip(names, addresses, strict=True):
+        _run("ip", "-n", first, "link", "add", "eth0", "type", "bridge")
+        for name in made[1:]:
+            _run("ip", "link", "add", name, "netns", first, "type", "veth", "peer", "name", "eth0", "netns", name)
+            _run("ip", "-n", first, "link", "set", name, "master", "eth0", "up")
+        for address, name in names.items():
             _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             for interface in ("lo", "eth0"):
                 _run("ip", "-n", name, "link", "set", interface, "up")
-        with _second(names[1], folder) as second:
-            (folder / f"{addresses[1]}.pid").write_text(str(second.pid))
-            served, space = set(second.children()), _space(second.pid)
-            assert space != _space(os.getpid())
-            yield TwoHosts(addresses, _enter(names[0]), _client(folder), second, served, space)
+        _make_key(folder)
+        with ExitStack() as stack:
+
+            def bring_up(address: str) -> None:
+                init = stack.enter_context(_apart(names[address], folder))
+                (folder / f"{address}.pid").write_text(str(init.pid))
+                others[address] = Host(init, set(init.children()), _space(init.pid))
+                assert others[address].space != _space(os.getpid())
+
+            for address in addresses[1:]:
+                bring_up(address)
+            yield Hosts(addresses, _enter(first), _client(folder), others, bring_up)
     finally:
         for name in made:
             _run("ip", "netns", "delete", name)
@@ -114,21 +142,24 @@ def _enter(name: str, *more: str) -> list[str]:
     return ["ip", "netns", "exec", name, "unshare", "--mount", "--uts", *more, "sh", "-c", own, name]
 
 
-@contextmanager
-def _second(name: str, folder: Path) -> Iterator[psutil.Process]:
-    server = _sshd()
-    keeps = f"{server} {SERVER.format(folder=folder)} &" if server else "sleep infinity &"
-    if server:
+def _make_key(folder: Path) -> None:
+    if _sshd():
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key"))
         Path("/run/sshd").mkdir(exist_ok=True)
+
+
+@contextmanager
+def _apart(name: str, folder: Path) -> Iterator[psutil.Process]:
+    server = _sshd()
+    keeps = f"{server} {SERVER.format(folder=folder)} &" if server else "sleep infinity &"
     outer = [*_enter(name, "--pid", "--fork", "--kill-child", "--mount-proc"), *BARE, "sh", "-c", f"{keeps} wait"]
-    with (folder / "second.log").open("wb") as log:
+    with (folder / f"{name}.log").open("ab") as log:
         process = psutil.Popen(outer, stdout=log, stderr=log, start_new_session=True)
     try:
         patience = Patience(UP_S, lambda: family(process.pid))
         while not (found := process.children()) or not _serves(found[0], ssh=bool(server)):
-            assert process.poll() is None, (folder / "second.log").read_text()
-            assert not patience.is_over(), (folder / "second.log").read_text()
+            assert process.poll() is None, (folder / f"{name}.log").read_text()
+            assert not patience.is_over(), (folder / f"{name}.log").read_text()
             time.sleep(0.05)
         yield found[0]
     finally:

@@ -15,7 +15,7 @@ import pytest
 
 from slime_cluster.ray.reaper import wait_until_gone
 from slime_testing.patience import run_within
-from tests.namespaces import TwoHosts, two_hosts
+from tests.namespaces import Hosts, several_hosts
 from tests.running import GONE_S, Run, command_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
@@ -36,13 +36,13 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with several_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
         yield hosts
 
 
 @pytest.fixture
-def run(hosts: TwoHosts, tmp_path: Path) -> Run:
+def run(hosts: Hosts, tmp_path: Path) -> Run:
     """Of the laptop's loop, a trainer rank on each host and the engine on the first one."""
     (tmp_path / "hosts").write_text("\n".join(hosts.addresses))
     environment = {"PATH": f"{hosts.path}:{os.environ['PATH']}"}
@@ -69,22 +69,22 @@ def network_rates(told: str) -> list[float]:
     return rates
 
 
-def test_preflight_measures_what_the_cable_carries(hosts: TwoHosts, run: Run) -> None:
+def test_preflight_measures_what_the_cable_carries(hosts: Hosts, run: Run) -> None:
     """The kernel lets 200 Mbit a second out of the second host. The control is the test below, whose model has no
     experts."""
-    hosts.run_on_second("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "200mbit", *QUEUE)
+    hosts.second.run("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "200mbit", *QUEUE)
     try:
         slow = preflight(run, "glm4-moe-tiny")
     finally:
-        hosts.run_on_second("tc", "qdisc", "delete", "dev", "eth0", "root")
+        hosts.second.run("tc", "qdisc", "delete", "dev", "eth0", "root")
     assert slow.returncode == 0, slow.stderr
     assert max(network_rates(slow.stdout)) < 1.1 * SLOW_MIB_S, slow.stdout  # a burst goes through at once
     experts = re.findall(r"^  experts +([\d.]+) MiB/s through Megatron-core's dispatcher", slow.stdout, re.MULTILINE)
     assert [0 < float(rate) < 2.2 * SLOW_MIB_S for rate in experts] == [True, True], slow.stdout  # half stay at home
-    assert wait_until_gone(hosts.on_second, GONE_S) == set()
+    assert wait_until_gone(hosts.second.running, GONE_S) == set()
 
 
-def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: TwoHosts, run: Run) -> None:
+def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: Hosts, run: Run) -> None:
     """Then the second host has a disk of its own where the run directory is."""
     ready = preflight(run)
     assert ready.returncode == 0, ready.stderr
@@ -92,16 +92,16 @@ def test_preflight_looks_at_both_and_names_the_one_that_lacks_something(hosts: T
     assert told == [[address, "ready"] for address in hosts.addresses], ready.stdout
     assert min(network_rates(ready.stdout)) > SLOW_MIB_S, ready.stdout
     assert "\n  experts " not in ready.stdout
-    assert wait_until_gone(hosts.on_second, GONE_S) == set()
-    hosts.run_on_second("mount", "-t", "tmpfs", "tmpfs", str(run.folder / "runs"))
+    assert wait_until_gone(hosts.second.running, GONE_S) == set()
+    hosts.second.run("mount", "-t", "tmpfs", "tmpfs", str(run.folder / "runs"))
     try:
         refused = preflight(run)
     finally:
-        hosts.run_on_second("umount", str(run.folder / "runs"))
+        hosts.second.run("umount", str(run.folder / "runs"))
     assert refused.returncode == 2
     told = f"slime: preflight: {hosts.addresses[1]}: it finds no directory at {run.folder}/runs/"
     assert refused.stderr.startswith(told), refused.stderr
-    assert wait_until_gone(hosts.on_second, GONE_S) == set()
+    assert wait_until_gone(hosts.second.running, GONE_S) == set()
 
 
 def kill_with_reaper(run: Run) -> None:
@@ -121,23 +121,23 @@ def end(run: Run) -> None:
     assert run.strays() == []
 
 
-def test_nothing_is_left_of_a_killed_driver_and_a_lost_host_is_named(hosts: TwoHosts, run: Run) -> None:
+def test_nothing_is_left_of_a_killed_driver_and_a_lost_host_is_named(hosts: Hosts, run: Run) -> None:
     """Killed after a step; the same command resumes, and loses the second host in the middle of the next ones.
 
     The last test here: there is no second host after it.
     """
     run.start()
     run.until(lambda: run.has_step("rl", 2))
-    there = " ".join(map(command_of, hosts.on_second))
+    there = " ".join(map(command_of, hosts.second.running))
     assert "ray::TrainerActor" in there or "ray::EngineActor" in there, there
     kill_with_reaper(run)
-    assert wait_until_gone(hosts.on_second, GONE_S) == set()
+    assert wait_until_gone(hosts.second.running, GONE_S) == set()
     end(run)
     last = run.rows("rl")[-1]["step"]
     run.start()
     run.until(lambda: run.has_step("rl", last + 2))
     run.remember()
-    hosts.second.kill()
+    hosts.second.first.kill()
     assert run.finish() == 2, run.text()
     told = run.text().splitlines()[-1]
     assert told.startswith("slime: ")

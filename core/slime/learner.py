@@ -158,12 +158,12 @@ class Learner:
 
     def train(self, batches: Sequence[Batch], step: int, stage: Stage) -> dict[str, float]:
         """Train one step of a stage, an optimizer step a batch; metrics `train/...`, and `seconds/...`, `memory/...`
-        and `gap/...` of the ranks. The first step also has the memory that was planned."""
+        `gap/...` and `trainers/...` of the ranks. The first step also has the memory that was planned."""
         moved = self._sharing.for_training()
         with self._at_rest:
             self._published = None
             values = self._trainers.train(batches, step, stage.name)
-        as_they_are = ("seconds/", "memory/", "gap/")
+        as_they_are = ("seconds/", "memory/", "gap/", "trainers/")
         named = {name if name.startswith(as_they_are) else f"train/{name}": value for name, value in values.items()}
         planned, self._planned = self._planned, {}
         return moved | named | planned

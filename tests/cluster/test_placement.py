@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slime.cluster.placement import Slot, bundles, slots, suffices
+from slime.cluster.placement import Slot, bundles, excluded_nodes, slots, suffices
 from slime.config.schema import Device, EngineGroupConfig, Placement, SlimeConfig
+from slime.errors import SlimeError
 from slime.topology.topology import read_topology
 from slime_testing.patience import run_within
 
@@ -79,6 +80,26 @@ def test_a_process_goes_to_the_host_that_the_topology_says(
 def test_hosts_that_nobody_is_on_are_not_reserved() -> None:
     cfg = config("colocated", num_trainers=4, devices=4, num_nodes=3)
     assert len(bundles(read_topology(cfg))) == 1
+
+
+def test_a_spare_host_has_room_for_any() -> None:
+    cfg = config("disaggregated", num_trainers=4, devices=2, num_nodes=2)
+    used = bundles(read_topology(cfg))
+    cfg.cluster.spares = 2
+    assert bundles(read_topology(cfg)) == [*used, *[{"CPU": 4.0, "GPU": 4.0}] * 2]
+    assert used == [{"CPU": 4.0, "GPU": 4.0}, {"CPU": 2.0, "GPU": 2.0}]
+    assert read_topology(cfg).num_processes == [4, 2, 4, 4]
+
+
+def test_hosts_are_excluded_by_name_or_address() -> None:
+    nodes = [
+        {"NodeID": f"id-{name}", "NodeManagerHostname": name, "NodeManagerAddress": address}
+        for name, address in (("alpha", "10.0.0.1"), ("beta", "10.0.0.2"))
+    ]
+    assert excluded_nodes(["beta", "10.0.0.1"], nodes) == ["id-beta", "id-alpha"]
+    with pytest.raises(SlimeError) as raised:
+        excluded_nodes(["betta"], nodes)
+    assert str(raised.value) == "cluster.exclude: Ray has no host 'betta'. Did you mean 'beta'?"
 
 
 @pytest.mark.parametrize(("placement", "hosts"), [("colocated", [0, 1]), ("disaggregated", [2, 3])])

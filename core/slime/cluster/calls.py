@@ -14,21 +14,34 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from slime.cluster.actors import Actor, EngineActor
 from slime.cluster.ray_starter import RayHosts
 from slime.cluster.stacks import hanging, late
-from slime.cluster.watch import Member, Restarting, Spare, Watch, died, first_end, first_unspared, spare_nobody
+from slime.cluster.watch import (
+    WATCH_S,
+    Member,
+    Restarting,
+    Spare,
+    Watch,
+    died,
+    first_end,
+    first_unspared,
+    spare_nobody,
+)
 from slime.errors import Consequence, Death, Hang, NoAnswer, SlimeError
 from slime.topology.placement import ENGINE
 
 if TYPE_CHECKING:
     from ray.exceptions import RayError
 
+    from slime.cluster.host_return import HostReturn
     from slime.engines.software import End
 
 STOP_S = 3.0
 """How long work that asks engines has to end once it is cancelled."""
 ASK_S = 10.0
 """How long engines have to say that they live; one that is busy does not answer, and lives."""
-WATCH_S = 1.0
-"""How often it is asked, while something lasts, who still lives."""
+HOST_S = 90.0
+"""How long a host may be silent that has lost a trainer rank: Ray gives it up before."""
+SURE = 2
+"""Times in a row that all hosts answer before it is taken that none was lost with a process of its own."""
 CAUSE_S = 10.0
 """How long the failure that another one follows from has to come."""
 _ASKING = "it was asked who lives"
@@ -54,6 +67,7 @@ class Calls:
         logs: folder of the run directory.
         hosts: of the run.
         tell: called every second that something lasts, with what, and the names of those who have not answered.
+        replacing: hosts that are lost; None: each loss ends the run.
         restarts: of engines that die; None: each death ends the run.
         cancelled: what `watched` left last; it may still be on its way to its end.
     """
@@ -63,6 +77,7 @@ class Calls:
     logs: Path
     hosts: RayHosts
     tell: Callable[[str, list[str]], None] = lambda what, whom: None
+    replacing: HostReturn | None = None
     restarts: Restarting | None = None
     cancelled: asyncio.Task[Any] | None = None
     _watch: Watch | None = None
@@ -73,7 +88,7 @@ class Calls:
     def check_in(self, limit_s: float) -> None:
         """Learn where the actors are; from now on they are watched."""
         self._find(self._members, limit_s)
-        self._watch = Watch(self._members, self.logs, self.hosts)
+        self._watch = Watch(self._members, self.logs, self.hosts, self._lose)
 
     def check_in_again(self, members: Sequence[Member], limit_s: float) -> None:
         """The same of some that nobody looks after (`leave`), whose actors are new."""
@@ -113,11 +128,35 @@ class Calls:
         return len(self._beside) + len(self._left)
 
     def has_hosts_of_trainers(self) -> bool:
-        """Whether Ray still has the host of every trainer rank."""
+        """Whether Ray still has the host of every trainer rank, or another may take its place."""
         import ray
 
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        return alive.issuperset(member.node for member in self.trainers)
+        gone = {member.node for member in self.trainers} - alive
+        return all(self.replacing and self.replacing.may_replace(node) for node in gone)
+
+    def await_hosts(self) -> None:
+        """Wait until each trainer rank has a host to start on: its own, one that takes its place, or one that comes.
+
+        Raises:
+            SlimeError: none comes, or another process of the run has died.
+        """
+        if not self.replacing or len({member.node for member in self._members}) == 1:
+            return
+        assert self._watch, "they have checked in"
+        what, deadline, answered = "trainers start again", time.monotonic() + HOST_S, 0
+        while answered < SURE and time.monotonic() < deadline:
+            with self._watching:
+                fault = self._watch.lost_host(what, asks_ray=True)
+                answered = answered + 1 if self._watch.hosts_answer() else 0
+            if fault and not self.is_of_trainers(fault):  # these start again anyway
+                raise fault
+            time.sleep(WATCH_S)
+        self.replacing.wait(self.look, lambda: self.tell(what, ["a host"]))
+
+    def _lose(self, node: str, death: Death) -> Death | None:
+        """See `HostReturn.lose`."""
+        return self.replacing.lose(node, death, self._members, self._spare) if self.replacing else death
 
     def look_beside(self) -> None:
         """See which calls of `watch_beside` are answered, and how far the engines are that start again.
@@ -232,6 +271,8 @@ class Calls:
         with self._watching:
             if fault := self._watch.fault(what, self._spare) if self._watch else None:
                 raise self._explained(fault)
+            if self.replacing:
+                self.replacing.advance()
             if self.restarts:
                 self.restarts.advance()
 

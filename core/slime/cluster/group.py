@@ -7,13 +7,14 @@ import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from slime.cluster.actors import Actor, EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
+from slime.cluster.host_return import HostReturn
 from slime.cluster.placement import Slot, reserve, this_node
 from slime.cluster.ray_starter import RayHere
 from slime.cluster.trainers import TrainerGroup
@@ -88,7 +89,9 @@ def open_cluster(
         run = RunInfo(_for_actors(topology), logs, new_key(), here.mark, slots.nodes == {this_node()})
 
         def member(name: str, kind: type[Actor], slot: Slot, *place: int) -> Member:
-            make = partial(remote(kind, **slots.options(slot)).remote, run, *place)
+            def make() -> Any:
+                return remote(kind, **slots.options(slot)).remote(run, *place)
+
             return Member(name, make(), make)
 
         trainers = [
@@ -105,6 +108,7 @@ def open_cluster(
             logs,
             hosts,
             lambda what, whom: tell(Waiting(what, whom, logs)),
+            None if topology.shares_gpus else HostReturn(topology.cluster, slots.places, hosts),
         )
         engines = Engines(calls, topology, processes, frozen)
         try:

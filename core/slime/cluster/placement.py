@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from slime.errors import SlimeError
+from slime.cluster.host_places import HostPlaces
+from slime.config.schema import ClusterConfig
+from slime.errors import SlimeError, did_you_mean
 from slime.events import Starting, Subscriber
+from slime.topology.launcher import launcher_of
 from slime.topology.placement import HostDevices
 from slime.topology.topology import Topology
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 HOST_LABEL = "slime-host"
 """Label of a Ray node: which host of the topology it is, or line of the hostfile, counted from 0."""
+NODE_LABEL = "ray.io/node-id"
+"""Label that Ray gives each node: its id."""
 WAITING_S = 10.0
 """How often it is told what is waited for."""
 POLL_S = 1
@@ -40,23 +45,25 @@ class Slots:
     """Where each process of the run goes; an engine has one on each of its hosts.
 
     Attributes:
-        nodes: Ray's ids of the hosts that they are on.
+        nodes: Ray's ids of the hosts that they are on, and of spare ones.
+        places: which hosts these are now.
     """
 
     group: PlacementGroup
+    places: HostPlaces
     trainers: tuple[Slot, ...]
     engines: tuple[tuple[Slot, ...], ...]
     nodes: frozenset[str]
 
     def options(self, slot: Slot) -> dict[str, Any]:
-        """Ray actor options that put an actor into its slot."""
+        """Ray actor options that put an actor into its slot, where that is now."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         return {
             "num_cpus": slot.num_cpus,
             "num_gpus": slot.num_gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                placement_group=self.group, placement_group_bundle_index=slot.bundle
+                placement_group=self.group, placement_group_bundle_index=self.places.bundle(slot.bundle)
             ),
         }
 
@@ -66,6 +73,19 @@ def this_node() -> str:
     import ray
 
     return str(ray.get_runtime_context().get_node_id())
+
+
+def host_names(cluster: ClusterConfig) -> dict[str, str]:
+    """What the launcher, or else Ray, calls each host, by Ray's id."""
+    import ray
+
+    launcher = launcher_of(cluster)
+    hosts = launcher.hosts(cluster) if launcher else []
+    names = {}
+    for node in ray.nodes():
+        number = node["Labels"].get(HOST_LABEL)
+        names[node["NodeID"]] = hosts[int(number)] if hosts and number else node["NodeManagerHostname"]
+    return names
 
 
 def on_node(node: str) -> dict[str, Any]:
@@ -100,14 +120,16 @@ def slots(topology: Topology) -> tuple[list[Slot], list[tuple[Slot, ...]]]:
 
 
 def bundles(topology: Topology) -> list[dict[str, float]]:
-    """What the run reserves on each of its hosts."""
+    """What the run reserves on each of its hosts; on a spare one, last, as much as on any."""
     trainers, engines = slots(topology)
     wanted: dict[int, dict[str, float]] = {}
     for slot in [*trainers, *chain(*engines)]:
         bundle = wanted.setdefault(slot.bundle, {"CPU": 0.0, "GPU": 0.0})
         bundle["CPU"] += slot.num_cpus
         bundle["GPU"] += slot.num_gpus
-    return [{name: count for name, count in wanted[host].items() if count} for host in sorted(wanted)]
+    most = {name: max(bundle[name] for bundle in wanted.values()) for name in ("CPU", "GPU")}
+    found = [wanted[host] for host in sorted(wanted)] + [most] * topology.cluster.spares
+    return [{name: count for name, count in bundle.items() if count} for bundle in found]
 
 
 def reserve(topology: Topology, tell: Subscriber) -> Slots:
@@ -121,23 +143,30 @@ def reserve(topology: Topology, tell: Subscriber) -> Slots:
         tell: told what is waited for, from the first second.
 
     Raises:
-        SlimeError: Ray has too few devices, taken ones included, or they are not free within `start_timeout_s`.
+        SlimeError: Ray has too few devices, taken ones included, or they are not free within `start_timeout_s`; it has
+            no host that `cluster.exclude` names.
     """
     from ray.util.placement_group import placement_group, placement_group_table
 
     import ray
 
-    wanted, apart = bundles(topology), topology.cluster.on_gpus
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    wanted, apart, cluster = bundles(topology), topology.cluster.on_gpus, topology.cluster
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    # A launcher has left the others out.
+    excluded = excluded_nodes(cluster.exclude, alive) if cluster.ray_address else []
+    nodes = [node for node in alive if node["NodeID"] not in excluded]
     if not suffices([node["Resources"] for node in nodes], wanted, apart=apart):
         raise _lacking(wanted, nodes, 0.0)
-    labelled = all(HOST_LABEL in node["Labels"] for node in nodes)
+    numbers = [*hosts_of(topology), *range(cluster.num_nodes, cluster.num_hosts)]
+    asked = [{HOST_LABEL: str(host)} for host in numbers] if all(HOST_LABEL in node["Labels"] for node in nodes) else []
+    if excluded:
+        asked = [{**each, NODE_LABEL: f"!in({','.join(excluded)})"} for each in asked or [{}] * len(wanted)]
     group = placement_group(
         wanted,
         strategy="STRICT_SPREAD" if apart else "SPREAD",
-        bundle_label_selector=[{HOST_LABEL: str(host)} for host in hosts_of(topology)] if labelled else None,
+        bundle_label_selector=asked or None,
     )
-    limit_s, started = topology.cluster.start_timeout_s, time.monotonic()
+    limit_s, started = cluster.start_timeout_s, time.monotonic()
     told = started - WAITING_S
     while not group.wait(POLL_S):
         now = time.monotonic()
@@ -150,7 +179,20 @@ def reserve(topology: Topology, tell: Subscriber) -> Slots:
             raise _lacking(wanted, nodes, limit_s)
     trainers, engines = slots(topology)
     found = frozenset(placement_group_table(group)["bundles_to_node_id"].values())
-    return Slots(group, tuple(trainers), tuple(engines), found)
+    places = HostPlaces(group, len(wanted) - cluster.spares)
+    return Slots(group, places, tuple(trainers), tuple(engines), found)
+
+
+def excluded_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Ray's ids of the hosts with these names or addresses; raises SlimeError if one has no such host."""
+    found = []
+    for name in names:
+        of_name = [node for node in nodes if name in (node["NodeManagerHostname"], node["NodeManagerAddress"])]
+        if not of_name:
+            known = [node["NodeManagerHostname"] for node in nodes]
+            raise SlimeError(f"Ray has no host '{name}'", where="cluster.exclude", todo=did_you_mean(name, known))
+        found += [str(node["NodeID"]) for node in of_name]
+    return found
 
 
 def suffices(nodes: Collection[Mapping[str, float]], wanted: Collection[Mapping[str, float]], *, apart: bool) -> bool:

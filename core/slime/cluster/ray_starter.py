@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -19,8 +20,11 @@ class RayHosts(Protocol):
 
     is_own: bool
 
-    def fault(self, what: str) -> Death | None:
-        """The first host that was lost while the run does `what`, of those that were brought up for it."""
+    def lost(self, what: str) -> Mapping[int, Death]:
+        """The hosts that were lost while the run does `what`, of those that were brought up for it, by number."""
+
+    def bring_back(self) -> None:
+        """Begin to bring up again, where that is possible, each host that was lost. Waits for none."""
 
     def end_of(self, name: str) -> str:
         """How the process `name` of Ray has ended that was started here (`gcs_server`, `raylet`), as a part of a

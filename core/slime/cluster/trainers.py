@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from slime.cluster.actors import TrainerActor
 from slime.cluster.calls import Calls
+from slime.cluster.paces import Paces
+from slime.cluster.placement import host_names
 from slime.cluster.watch import Member
 from slime.config.schema import ClusterConfig
 from slime.digest import FileFacts
 from slime.errors import SlimeError
 from slime.net import Endpoint
-from slime.train.rank import TrainerRank
+from slime.train.rank import OWN_SECONDS, TrainerRank
 from slime.types import Batch, Receipt
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class TrainerGroup:
         self._calls, self._limits = calls, limits
         self._devices: list[str] = []
         self.layouts: list[RankLayout] = []
+        self._paces = Paces([rank.name for rank in calls.trainers], calls.logs)
 
     def devices(self) -> list[str]:
         """The CUDA device of each rank, as CUDA_VISIBLE_DEVICES names it. Ranks that begin again after this keep
@@ -59,8 +62,9 @@ class TrainerGroup:
             ray.kill(rank.actor)
 
     def begin_again(self) -> None:
-        """Start all ranks, which were ended; they hold no weights."""
+        """Start all ranks, which were ended, once each has a host; they hold no weights."""
         ranks = self._calls.trainers
+        self._calls.await_hosts()
         for rank in ranks:  # in the places of the old ones, once these are gone
             assert rank.make, "trainers can be made again"
             rank.actor, rank.has_died, rank.pid = rank.make(), False, 0
@@ -73,6 +77,8 @@ class TrainerGroup:
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s
         (where,) = self._calls.all(ranks[:1], "finding a port", limit_s, TrainerActor.meet)
         self.layouts = self._calls.all(ranks, "starting", limit_s, TrainerActor.start, *where, self._devices)
+        names = host_names(self._limits)
+        self._paces.begin([names[rank.node] for rank in ranks])
 
     def all(self, method: Callable[Concatenate[TrainerRank, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """What `method` of the trainer returns, by rank: `trainers.all(TrainerRank.load, folder)`."""
@@ -88,9 +94,12 @@ class TrainerGroup:
         return sums
 
     def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
-        """One step of a stage, an optimizer step a batch; `learns` as of `Trainer.train`."""
+        """One step of a stage, an optimizer step a batch; `learns` as of `Trainer.train`. With several ranks also
+        `trainers/...` of their paces."""
         values = self._shared(batches, f"train_{stage}", TrainerRank.train, step, stage, learns=learns)
-        return on_the_fullest(values, [member.node for member in self._calls.trainers])
+        own = [of_rank.pop(OWN_SECONDS) for of_rank in values if OWN_SECONDS in of_rank]
+        found = on_the_fullest(values, [member.node for member in self._calls.trainers])
+        return found | self._paces.step(own)
 
     def _shared(
         self, batches: Sequence[Batch], what: str, method: Callable[..., T], *args: Any, **kwargs: Any

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
 from slime.cluster.actors import Actor
-from slime.cluster.placement import this_node
+from slime.cluster.placement import HOST_LABEL, this_node
 from slime.errors import Death
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from slime.cluster.ray_starter import RayHosts
     from slime.engines.software import End
 
+WATCH_S = 1.0
+"""How often it is asked, while something lasts, who still lives."""
 CONNECT_S = 0.5
 """How long a port may take to answer; only one that refuses counts as closed."""
 RETURN_S = 30.0
@@ -93,18 +95,37 @@ class Restarting(Protocol):
         """
 
 
+Lose = Callable[[str, Death], Death | None]
+"""Told of a host (Ray's id) that is lost; the death that ends what the run does, or None: it goes on."""
+
+
 class Watch:
     """Asks after every actor again and again: a question to a dead one fails at once, one to a busy one waits."""
 
-    def __init__(self, members: Sequence[Member], logs: Path, hosts: RayHosts) -> None:
-        nodes = {this_node(), *(member.node for member in members)}
-        self._logs, self._hosts, self._ray = logs, hosts, _Ray(nodes, hosts)
+    def __init__(
+        self, members: Sequence[Member], logs: Path, hosts: RayHosts, lose: Lose = lambda node, death: death
+    ) -> None:
+        self._members, self._logs, self._lose, self._ray = members, logs, lose, _Ray(hosts)
+        self._ray.attend({this_node(), *(member.node for member in members)})
         self._asked: dict[Any, Member] = {member.call(Actor.ping): member for member in members}
 
     def fault(self, what: str, spare: Spare = spare_nobody) -> Death | None:
         """The first death that is found while the run does `what`, or None. Returns soon, however many are busy. Where
         the run goes on without a member that has died, `spare` tells the watch to `leave` that."""
-        return self._hosts.fault(what) or self._ray.fault(what) or self._dead_actor(what, spare)
+        return self.lost_host(what) or self._ray.fault(what) or self._dead_actor(what, spare)
+
+    def lost_host(self, what: str, *, asks_ray: bool = False) -> Death | None:
+        """The same of hosts; `asks_ray`: of those, too, of which only Ray knows, a minute later."""
+        lost = self._ray.lost(what)
+        for node, death in (self._ray.known_dead(what) | lost if asks_ray else lost).items():
+            self._ray.leave(node)
+            if fault := self._lose(node, death):
+                return fault
+        return None
+
+    def hosts_answer(self) -> bool:
+        """Whether every host but the lost ones takes connections."""
+        return self._ray.all_answer()
 
     def leave(self, members: Sequence[Member]) -> None:
         names = {member.name for member in members}
@@ -112,6 +133,7 @@ class Watch:
 
     def join(self, members: Sequence[Member]) -> None:
         self.leave(members)
+        self._ray.attend({this_node(), *(member.node for member in self._members)})
         self._asked |= {member.call(Actor.ping): member for member in members}
 
     def _dead_actor(self, what: str, spare: Spare) -> Death | None:
@@ -136,26 +158,67 @@ class Watch:
         return first_unspared(ends, spare)
 
 
-class _Ray:
-    """Ray's GCS and the raylets of `nodes` (Ray's ids), by whether they accept connections."""
+@dataclass(frozen=True)
+class _Node:
+    host: str
+    address: str
+    number: str | None
 
-    def __init__(self, nodes: Collection[str], hosts: RayHosts) -> None:
+
+class _Ray:
+    """Ray's GCS, and the raylets of hosts that are attended, by whether they accept connections."""
+
+    def __init__(self, hosts: RayHosts) -> None:
         import ray
 
         self._return_s, self._gone_since = 0.0 if hosts.is_own else RETURN_S, 0.0
-        self._end_of = hosts.end_of
+        self._hosts, self._end_of = hosts, hosts.end_of
         self._gcs = ray.get_runtime_context().gcs_address
-        self._raylets = [
-            (node["NodeManagerHostname"], f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}")
+        self._nodes: dict[str, _Node] = {}
+        self._left: set[str] = set()
+
+    def attend(self, nodes: Collection[str]) -> None:
+        """From now on look after these (Ray's ids), less those that were left."""
+        import ray
+
+        self._nodes = {
+            node["NodeID"]: _Node(
+                node["NodeManagerHostname"],
+                f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}",
+                node["Labels"].get(HOST_LABEL),
+            )
             for node in ray.nodes()
-            if node["NodeID"] in nodes
-        ]
+            if node["NodeID"] in nodes and node["NodeID"] not in self._left
+        }
+
+    def leave(self, node: str) -> None:
+        self._left.add(node)
+        self._nodes.pop(node, None)
+
+    def lost(self, what: str) -> dict[str, Death]:
+        """The hosts whose raylets, or what was brought up there, have ended, by Ray's id."""
+        gone, found = {str(number): death for number, death in self._hosts.lost(what).items()}, dict[str, Death]()
+        for name, node in self._nodes.items():
+            if node.number in gone:
+                found[name] = gone[node.number]
+            elif _refuses(node.address):
+                found[name] = self._ended("raylet", f"on {node.host}", node.address, what)
+        return found
+
+    def known_dead(self, what: str) -> dict[str, Death]:
+        """The hosts that Ray has given up, by its id."""
+        import ray
+
+        todo = "See to the host, then start the same command again to resume."
+        gone = [node["NodeID"] for node in ray.nodes() if not node["Alive"] and node["NodeID"] in self._nodes]
+        lost = f"the host was lost while {what}: Ray hears nothing of it"
+        return {name: Death(lost, where=f"host {self._nodes[name].host}", todo=todo) for name in gone}
+
+    def all_answer(self) -> bool:
+        return all(_answers(node.address) for node in self._nodes.values())
 
     def fault(self, what: str) -> Death | None:
-        """The death of the GCS, or of a raylet."""
-        for host, address in self._raylets:
-            if _refuses(address):
-                return self._ended("raylet", f"on {host}", address, what)
+        """The death of the GCS."""
         if not _refuses(self._gcs):
             self._gone_since = 0.0
             return None
@@ -173,14 +236,19 @@ class _Ray:
 
 
 def _refuses(address: str) -> bool:
+    return _answers(address) is False
+
+
+def _answers(address: str) -> bool | None:
+    """Whether something listens there; None: it may only be slow."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except ConnectionRefusedError:
-        return True
-    except OSError:  # it may only be slow
         return False
-    return False
+    except OSError:
+        return None
+    return True
 
 
 def first_end(ends: Iterable[End | None]) -> Death | None:

@@ -27,6 +27,7 @@ from slime.config.schema import (
 from slime.errors import SlimeError
 from slime.objective import Source
 from slime.topology.engines import generates
+from slime.topology.launcher import launcher_name
 from slime.topology.transport import transport_name
 
 OPTIONS_OF = {"algo.options": ("algo", "name"), "algo.advantage_options": ("estimator", "advantage")}
@@ -46,6 +47,11 @@ class Composition:
     @property
     def supervises(self) -> bool:
         return self.cfg.sft.path is not None and self.cfg.sft.num_steps > 0
+
+    @property
+    def awaits_hosts(self) -> bool:
+        """It is asked who the other hosts are (`slime.compose.needs`)."""
+        return self.cfg.cluster.on_gpus and self.cfg.cluster.num_nodes > 1
 
     @property
     def clips(self) -> bool:
@@ -190,6 +196,16 @@ RULES: Sequence[Rule] = (
         "with rollout.addresses, whose servers somebody else starts",
         " ".join(["rollout.restarts rollout.restart_window_s", *(f"rollout.sglang.{size}" for size in SGLANG_BOUNDS)]),
         lambda run: not run.cfg.rollout.addresses or any(each.model for each in run.cfg.rollout.engines.values()),
+    ),
+    Rule(
+        "without cluster.hostfile or cluster.ray_address, on this host alone",
+        "cluster.spares cluster.wait_for_host_s cluster.exclude",
+        lambda run: bool(launcher_name(run.cfg.cluster) or run.cfg.cluster.ray_address) or run.awaits_hosts,
+    ),
+    Rule(
+        "where engines share the trainers' GPUs: such hosts are not replaced",
+        "cluster.spares cluster.wait_for_host_s",
+        lambda run: not (run.cfg.cluster.colocated and run.cfg.cluster.on_gpus and generates(run.cfg)),
     ),
     Rule("without eval.path", "eval.*", lambda run: run.cfg.eval.path is not None),
     Rule(

@@ -102,19 +102,19 @@ def absent_set(name: str) -> SlimeError:
 
 def _hosts(cluster: ClusterConfig) -> Iterator[SlimeError]:
     named = launcher_name(cluster) or cluster.ray_address
-    if cluster.on_gpus and cluster.num_nodes > 1 and not named:
+    if cluster.on_gpus and cluster.num_hosts > 1 and not named:
         todo = (
             "Set cluster.hostfile=<a file with an address a line>, or start Ray by the commands that "
             "'slime plan --all' prints and set cluster.ray_address."
         )
         if cluster.socket_interface is None:
             todo += " Name their network, too: cluster.socket_interface, and NCCL_IB_HCA in cluster.environment."
-        yield SlimeError(f"no file names the {cluster.num_nodes} hosts", where="cluster.hostfile", todo=todo)
+        yield SlimeError(f"no file names the {cluster.num_hosts} hosts", where="cluster.hostfile", todo=todo)
 
 
 def _interface(cluster: ClusterConfig) -> Iterator[SlimeError]:
     """Network interfaces of the only host, which is this one; others are asked when they join."""
-    if cluster.socket_interface is None or cluster.num_nodes > 1 or cluster.hostfile or cluster.ray_address:
+    if cluster.socket_interface is None or cluster.num_hosts > 1 or cluster.hostfile or cluster.ray_address:
         return
     known = [name for _, name in socket.if_nameindex()]
     for name in cluster.socket_interface.split(","):

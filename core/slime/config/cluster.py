@@ -21,6 +21,13 @@ class ClusterConfig:
     """colocated: engines and trainers share devices and take turns; disaggregated: each has its own."""
     num_nodes: int = key(1, Bound(1, 4096), known_as="trainer.nnodes actor_num_nodes")
     """Hosts the run holds."""
+    spares: int = key(0, Bound(0, 4096))
+    """Hosts beyond `num_nodes` that the run holds idle: one that is lost is replaced by one of them."""
+    wait_for_host_s: float = key(0.0, Bound(0, 10**7))
+    """Seconds that the run waits for another host, or for the same one again, once one is lost and no spare is left; 0:
+    the run ends at once."""
+    exclude: list[str] = field(default_factory=list)
+    """Hosts that the run does not use: addresses of the hostfile, or names or addresses of hosts in Ray."""
     devices_per_node: int = key(
         1, Bound(1, 256), known_as="trainer.n_gpus_per_node actor_num_gpus_per_node num_gpus cluster.gpus"
     )
@@ -52,6 +59,11 @@ class ClusterConfig:
     """Seconds Ray, an actor or an engine may take to come up before the run stops with its log."""
     hang_timeout_s: float = key(900.0, SECONDS)
     """Seconds a remote call may take before the run stops with every process's stack."""
+
+    @property
+    def num_hosts(self) -> int:
+        """Those that the run holds, spare ones last."""
+        return self.num_nodes + self.spares
 
     @property
     def on_gpus(self) -> bool:

@@ -13,9 +13,9 @@ FIRST_HOST = "HOST0"
 def commands(cluster: ClusterConfig) -> list[dict[str, str]]:
     """`{"host": ..., "command": ...}` in order; none where the run joins a Ray that is there, or starts its own: by a
     launcher, on one host, and on cpu without a launcher, where that host stands for all."""
-    if cluster.num_nodes == 1 or cluster.ray_address or launcher_name(cluster) or not cluster.on_gpus:
+    if cluster.num_hosts == 1 or cluster.ray_address or launcher_name(cluster) or not cluster.on_gpus:
         return []
-    address, last = f"{FIRST_HOST}:{RAY_PORT}", cluster.num_nodes - 1
+    address, last = f"{FIRST_HOST}:{RAY_PORT}", cluster.num_hosts - 1
     others = f"host {last}" if last == 1 else f"hosts 1-{last}"
     head = ["start", "--head", f"--port={RAY_PORT}", *_resources(cluster)]
     # `ray start --address` does not look for the token by itself, as `ray start --head` does.

@@ -55,6 +55,7 @@ def _topology(topology: Topology, model: PlannedModel) -> dict[str, Any]:
         "engines": [_engine(engine) for engine in topology.engines],
         "outside_engines": list(topology.outside),
         "frozen_engines": [_engine(engine) for engine in topology.frozen_engines],
+        "spare_hosts": topology.cluster.spares,
         "shares_gpus": topology.shares_gpus,
         "takes_turns": topology.takes_turns,
         "transport": topology.transport,

@@ -79,10 +79,15 @@ def _setting(name: str, value: Any, width: int = 32) -> str:
 def layout(topology: Topology) -> str:
     """The processes of the run, in one sentence."""
     cluster = topology.cluster
-    hosts = f"{cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"
+    hosts = _nodes(cluster)
     rows = _rows(topology.config.reward, topology)[1:]
     parts = (f"{count} {name}{'s' * (count > 1)}" + f" ({text})" * (name != _SCORER) for name, count, text in rows)
     return f"{hosts}: {', '.join(parts)}"
+
+
+def _nodes(cluster: ClusterConfig) -> str:
+    spares = f", {cluster.spares} more to spare" if cluster.spares else ""
+    return f"{cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}{spares}"
 
 
 def _processes(reward: RewardConfig, topology: Topology) -> Iterator[str]:
@@ -100,7 +105,7 @@ def _rows(reward: RewardConfig, topology: Topology) -> list[tuple[str, int, str]
     server = topology.config.rollout.backend.replace("sglang", "SGLang")
     limits = f"{reward.timeout_s:g} s and {reward.memory_mb} MiB a sample"
     rows = [
-        ("driver", 1, f"Ray {where}, {cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}"),
+        ("driver", 1, f"Ray {where}, {_nodes(cluster)}"),
         ("trainer rank", cluster.num_trainers, f"{sizes}, {backend}"),
         ("engine", len(topology.engines), f"{server}, {_placed(topology)}, weights by {topology.transport}"),
         (

@@ -77,7 +77,7 @@ class Launcher(Protocol):
         """What is wrong with the keys that it reads."""
 
     def hosts(self, cluster: ClusterConfig) -> Sequence[str]:
-        """All hosts by name, in the order of their numbers.
+        """All hosts by name, spare ones last, in the order of their numbers; without those of `cluster.exclude`.
 
         Raises:
             SlimeError: they are not known.
@@ -117,8 +117,13 @@ def launcher_of(cluster: ClusterConfig) -> Launcher | None:
 def lost(processes: Iterable[RemoteProcess], what: str, *, may_end: bool = False) -> Death | None:
     """The first host that was lost while `what` was done, or None; `may_end`: what runs there may end well before this
     process."""
-    for process in processes:
-        if (end := process.end()) and not (may_end and process.succeeded()):
-            todo = f"Read {process.log}, see to the host, then start the same command again to resume."
-            return Death(f"the host was lost while {what}: {end}", where=f"host {process.name}", todo=todo)
-    return None
+    left = (process for process in processes if not (may_end and process.succeeded()))
+    return next((death for process in left if (death := lost_host(process, what))), None)
+
+
+def lost_host(process: RemoteProcess, what: str) -> Death | None:
+    """The loss of one host; None: it is there."""
+    if not (end := process.end()):
+        return None
+    todo = f"Read {process.log}, see to the host, then start the same command again to resume."
+    return Death(f"the host was lost while {what}: {end}", where=f"host {process.name}", todo=todo)

@@ -152,9 +152,10 @@ class Topology:
 
     @property
     def num_processes(self) -> list[int]:
-        """Processes on each host."""
-        counts = Counter(place.node for place in self.places)
-        return [counts[node] for node in range(self.cluster.num_nodes)]
+        """Processes on each host; a spare one has room for those of any."""
+        found = Counter(place.node for place in self.places)
+        counts = [found[node] for node in range(self.cluster.num_nodes)]
+        return counts + [max(counts)] * self.cluster.spares
 
     @cached_property
     def trainers(self) -> tuple[Trainer, ...]:

@@ -20,7 +20,7 @@ def transport_name(weights: WeightsConfig, rollout: RolloutConfig, cluster: Clus
 
 def shares_memory(cluster: ClusterConfig) -> bool:
     """Whether every publisher and its engine see the same memory: on GPUs, rank by rank; on cpu, on one host."""
-    return cluster.colocated if cluster.on_gpus else cluster.num_nodes == 1
+    return cluster.colocated if cluster.on_gpus else cluster.num_hosts == 1
 
 
 def sources(weights: WeightsConfig, cluster: ClusterConfig) -> tuple[int, ...]:

@@ -22,6 +22,9 @@ TRAINER = "slime_megatron.train.trainer:Trainer"
 """The class of its ranks. There is no other to choose: the keys of `train`, and families and their blocks, are written
 in Megatron-core's words."""
 
+OWN_SECONDS = "seconds/own"
+"""Metric of each rank: what its passes of a step took before its gradients met those of other replicas of the model."""
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -72,8 +75,8 @@ class TrainerRank(Weights, Protocol):
         called with the same samples: by number of a sample, the sum over loss tokens. The sums of all ranks add up."""
 
     def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
-        """One step of a stage, an optimizer step a batch; returns its metrics, the same on every rank. Unless it
-        `learns`, the objective's metrics are measured, and nothing changes."""
+        """One step of a stage, an optimizer step a batch; returns its metrics, the same on every rank but for
+        `OWN_SECONDS`. Unless it `learns`, the objective's metrics are measured, and nothing changes."""
 
     def usage(self) -> Usage:
         """The most that this rank's device and process held since it was asked last."""

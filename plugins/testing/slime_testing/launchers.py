@@ -52,7 +52,7 @@ def check_launcher(name: str, folder: Path, **keys: Any) -> None:
     assert isinstance(launcher, Launcher), f"launcher '{name}' lacks a part of its protocol"
     assert list(launcher.problems(cluster)) == [], "the cluster of this check cannot be launched so"
     hosts, this = launcher.hosts(cluster), launcher.this_host(cluster)
-    assert len(hosts) == cluster.num_nodes > 1, f"hosts() names {len(hosts)} of {cluster.num_nodes}"
+    assert len(hosts) == cluster.num_hosts > 1, f"hosts() names {len(hosts)} of {cluster.num_hosts}"
     assert this.address, "this_host() says at which address the others reach this one"
     others = [(number, host) for number, host in enumerate(hosts) if number != this.number]
     assert len(others) == len(hosts) - 1, f"this_host() is number {this.number} of {len(hosts)}"

@@ -43,7 +43,7 @@ ADAM_EPS = 1e-5
 NUM_STEPS = 3
 EXTRA_LOSS_SCALE = 0.2
 NUM_SAMPLES = 12
-_NOT_COMPARED = ("seconds/logprobs", "seconds/train", "num_tokens")
+_NOT_COMPARED = ("seconds/logprobs", "seconds/own", "seconds/train", "num_tokens")
 
 Gradients = dict[str, npt.NDArray[np.float32]]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slime.cluster.placement import HOST_LABEL
 from slime.errors import Death, SlimeError
-from slime.topology.launcher import RemoteProcess, lost
+from slime.topology.launcher import RemoteProcess, lost_host
 from slime_cluster.ray.node import OwnRay
 
 POLL_S = 0.2
@@ -21,13 +21,27 @@ class Hosts:
     Args:
         processes: on the other hosts; none without a launcher.
         here: what was started on this one.
+        begin: has the order of a host, by name, carried out again.
     """
 
-    def __init__(self, processes: Sequence[RemoteProcess], here: OwnRay, *, is_own: bool) -> None:
+    def __init__(
+        self,
+        processes: Sequence[RemoteProcess],
+        here: OwnRay,
+        *,
+        is_own: bool,
+        begin: Callable[[str], Sequence[RemoteProcess]] = lambda name: (),
+    ) -> None:
         self._processes, self._here, self.is_own = processes, here, is_own
+        self._begin = begin
 
-    def fault(self, what: str) -> Death | None:
-        return lost(self._processes, what)
+    def lost(self, what: str) -> dict[int, Death]:
+        return {process.number: death for process in self._processes if (death := lost_host(process, what))}
+
+    def bring_back(self) -> None:
+        """See `slime.cluster.ray_starter.RayHosts.bring_back`."""
+        begun = {each.number: each for gone in self._processes if gone.end() for each in self._begin(gone.name)}
+        self._processes = [begun.get(process.number, process) for process in self._processes]
 
     def end_of(self, name: str) -> str:
         return self._here.end_of(name)

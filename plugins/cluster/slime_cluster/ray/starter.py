@@ -18,7 +18,7 @@ from slime.config.schema import ClusterConfig, SlimeConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.plan.commands import join
-from slime.topology.launcher import Order, ThisHost, launcher_of
+from slime.topology.launcher import Order, RemoteProcess, ThisHost, launcher_of
 from slime.topology.topology import Topology
 from slime_cluster.ray.folders import ray_folder
 from slime_cluster.ray.gpus import require_gpus
@@ -93,8 +93,13 @@ class LocalRay:
         if launcher is None:
             yield Hosts([], self.started, is_own=is_own)
             return
-        with launcher.run(self._orders(topology), logs) as processes:
-            others = Hosts(processes, self.started, is_own=is_own)
+        orders = self._orders(topology)
+        with contextlib.ExitStack() as stack:
+
+            def begin(*names: str) -> Sequence[RemoteProcess]:
+                return stack.enter_context(launcher.run({name: orders[name] for name in names}, logs))
+
+            others = Hosts(begin(*orders), self.started, is_own=is_own, begin=begin)
             others.wait_joined(cluster.start_timeout_s)
             yield others
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from slime.config.paths import resolve
 from slime.config.schema import ClusterConfig
-from slime.errors import SlimeError
+from slime.errors import SlimeError, did_you_mean
 
 SLOTS = re.compile(r"slots?=(\d+)")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -65,7 +65,20 @@ def hostfile_problems(cluster: ClusterConfig) -> Iterator[SlimeError]:
     except SlimeError as problem:
         yield problem.under(where)
         return
-    if len(hosts) != cluster.num_nodes:
-        what = f"{cluster.hostfile} names {len(hosts)} host(s), cluster.num_nodes is {cluster.num_nodes}"
-        todo = f"Name {cluster.num_nodes} in the file, or choose a cluster of {len(hosts)}."
+    if unknown := [name for name in cluster.exclude if name not in hosts]:
+        what = f"'{unknown[0]}' is no host of {cluster.hostfile}"
+        yield SlimeError(what, where="cluster.exclude", todo=did_you_mean(unknown[0], hosts))
+        return
+    have, wanted = len(used(hosts, cluster)), cluster.num_hosts
+    if have != wanted:
+        beside = f" besides {len(hosts) - have} excluded" if have < len(hosts) else ""
+        spares = f" and cluster.spares {cluster.spares}" if cluster.spares else ""
+        what = f"{cluster.hostfile} names {have} host(s){beside}, cluster.num_nodes is {cluster.num_nodes}{spares}"
+        spare = f", or set cluster.spares={have - cluster.num_nodes}" if have >= cluster.num_nodes else ""
+        todo = f"Name {wanted} in the file, or choose a cluster of {have}{spare}."
         yield SlimeError(what, where=where, todo=todo)
+
+
+def used(hosts: Sequence[str], cluster: ClusterConfig) -> list[str]:
+    """Those that `cluster.exclude` leaves."""
+    return [host for host in hosts if host not in cluster.exclude]

@@ -9,7 +9,7 @@ from pathlib import Path
 from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError
 from slime.topology.launcher import Order, RemoteProcess, ThisHost
-from slime_cluster.ssh.hostfile import hostfile_problems, read_hostfile
+from slime_cluster.ssh.hostfile import hostfile_problems, read_hostfile, used
 
 
 class SshLauncher:
@@ -17,7 +17,7 @@ class SshLauncher:
         yield from hostfile_problems(cluster)
 
     def hosts(self, cluster: ClusterConfig) -> Sequence[str]:
-        return read_hostfile(str(cluster.hostfile))
+        return used(read_hostfile(str(cluster.hostfile)), cluster)
 
     def this_host(self, cluster: ClusterConfig) -> ThisHost:
         from slime_cluster.ssh.this_host import find_this_host  # psutil with it, which a plan does without

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slime_testing.patience import run_within
-from tests.namespaces import two_hosts
+from tests.namespaces import several_hosts
 
 CODE = """
 import sys
@@ -23,7 +23,7 @@ check_launcher("ssh", Path(sys.argv[1]), num_nodes=2, hostfile=sys.argv[2])
 def test_contract(tmp_path: Path) -> None:
     shared, hostfile = tmp_path / "shared", tmp_path / "hosts"
     shared.mkdir()
-    with two_hosts(tmp_path) as hosts:
+    with several_hosts(tmp_path) as hosts:
         hostfile.write_text("\n".join(hosts.addresses))
         environment = {**os.environ, "PATH": f"{hosts.path}:{os.environ['PATH']}"}
         command = [*hosts.through, sys.executable, "-c", CODE, str(shared), str(hostfile)]

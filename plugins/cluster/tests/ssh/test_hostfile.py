@@ -10,6 +10,7 @@ import pytest
 from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError
 from slime_cluster.ssh.hostfile import hostfile_problems, read_hostfile
+from slime_cluster.ssh.launcher import SshLauncher
 
 
 @pytest.fixture
@@ -66,10 +67,34 @@ def test_the_file_and_the_other_keys_must_agree(file: Path) -> None:
     assert problems(file, num_nodes=3) == []
     assert problems(file, num_nodes=2) == [
         f"cluster.hostfile: {file} names 3 host(s), cluster.num_nodes is 2. "
-        "Name 2 in the file, or choose a cluster of 3."
+        "Name 2 in the file, or choose a cluster of 3, or set cluster.spares=1."
     ]
     file.write_text("a slots=8\nb\nc\n")
     assert "'slots=8', but cluster.devices_per_node is 1" in problems(file, num_nodes=3, devices_per_node=1)[0]
+
+
+def test_spare_hosts_are_in_the_file_too(file: Path) -> None:
+    file.write_text("a\nb\nc\n")
+    assert problems(file, num_nodes=2, spares=1) == []
+    assert problems(file, num_nodes=3, spares=1) == [
+        f"cluster.hostfile: {file} names 3 host(s), cluster.num_nodes is 3 and cluster.spares 1. "
+        "Name 4 in the file, or choose a cluster of 3, or set cluster.spares=0."
+    ]
+
+
+def test_excluded_hosts_stay_in_the_file(file: Path) -> None:
+    file.write_text("node-a\nnode-b\nnode-c\n")
+    cluster = ClusterConfig(name="it", hostfile=str(file), num_nodes=2, exclude=["node-b"])
+    assert list(hostfile_problems(cluster)) == []
+    assert SshLauncher().hosts(cluster) == ["node-a", "node-c"]
+    (told,) = problems(file, num_nodes=3, exclude=["node-b"])
+    assert "names 2 host(s) besides 1 excluded, cluster.num_nodes is 3. Name 3 in the file" in told
+
+
+def test_an_excluded_host_that_is_not_there_is_told_with_the_nearest(file: Path) -> None:
+    file.write_text("alpha\nbeta\n")
+    (told,) = problems(file, num_nodes=2, exclude=["alpa"])
+    assert told == f"cluster.exclude: 'alpa' is no host of {file}. Did you mean 'alpha'?"
 
 
 def test_a_missing_file_is_told_with_the_nearest(file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,11 +27,14 @@ class Learning:
 
     Args:
         whose: in front of "optimizer step" in messages.
+
+    Attributes:
+        own_seconds: of all passes with gradients so far, up to where they wait for other replicas of the model.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, device: torch.device, whose: str = "") -> None:
         self._model, self._optimizer, self._device, self._whose = model, optimizer, device, whose
-        self._gradient_check = GradientCheck(model)
+        self._gradient_check, self.own_seconds = GradientCheck(model), 0.0
         self._layer_losses = LayerLosses(model.modules, model.traits, device)
         self.offload = Offload(model, optimizer, device)
 
@@ -58,7 +62,9 @@ class Learning:
         if learns:
             function = with_extra_losses(loss, extra_losses, [micro.packed for micro in micro_batches])
             names = replace(names, means=(*names.means, *(extra.name for extra, _ in extra_losses)))
+            began = time.perf_counter()
             terms = accumulate_gradients(self._model, micro_batches, function, loss.others, replays=replays)
+            self.own_seconds += self._gradient_check.waits_at - began
             layer_losses = self._layer_losses.collect(self._device)
         else:
             terms = measure(self._model, micro_batches, loss, loss.others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -49,17 +50,21 @@ class GradientCheck:
     With `train.ddp.overlap_grad_reduce` the sum has begun by then, and a whole data-parallel group looks guilty.
     Losses are means over the step already: Megatron's division by a number of tokens, one more pass over all gradients,
     is left out.
+
+    Attributes:
+        waits_at: time, in seconds of `time.perf_counter`, at which this rank's gradients were there, and the sum began.
     """
 
     def __init__(self, model: Model) -> None:
-        self.is_finite = True
+        self.is_finite, self.waits_at = True, 0.0
         self._config = model.config
         model.config.finalize_model_grads_func = self._finalize
 
     def _finalize(self, chunks: Sequence[Any], num_tokens: Tensor, **kwargs: Any) -> None:
         buffers = [buffer for chunk in chunks for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers)]
         norms = torch.stack([torch.linalg.vector_norm(buffer.grad_data) for buffer in buffers])
-        self.is_finite = bool(norms.isfinite().all())
+        self.is_finite = bool(norms.isfinite().all())  # waits for the device
+        self.waits_at = time.perf_counter()
         enabled, self._config.moe_router_enable_expert_bias = self._config.moe_router_enable_expert_bias, False
         finalize_model_grads(chunks, None, **kwargs)  # would move the expert biases, whatever was found
         self._config.moe_router_enable_expert_bias = enabled

@@ -22,7 +22,7 @@ from slime.models.traits import extra_losses
 from slime.objective import Source
 from slime.plan.flops import attention
 from slime.train.packing import RankLayout
-from slime.train.rank import Usage
+from slime.train.rank import OWN_SECONDS, Usage
 from slime.types import Batch
 from slime_megatron.train import checkpoint, megatron, metrics, reference
 from slime_megatron.train.critic import Critic
@@ -154,7 +154,7 @@ class Trainer(Exports):
             (`slime.models.traits.ExtraLoss`, `.model.layer_losses`); grad_norm, lr, num_tokens, seconds/train. Of
             an objective that needs scores of a model, also seconds/logprobs; with a critic seconds/critic and its
             metrics, critic_... On GPUs memory/train_gib and memory/logprobs_gib, and the same with `_host`, of this
-            rank. Of a first batch above `observe.logprob_alarm`, what `explain` returns.
+            rank, as is `OWN_SECONDS`. Of a first batch above `observe.logprob_alarm`, what `explain` returns.
 
         Raises:
             SlimeError: a metric or gradient is not finite, or the objective does not keep its contract.
@@ -175,7 +175,7 @@ class Trainer(Exports):
                     local = with_penalties(chosen, local, scored)
                     local, of_critic = self.critic.learn(whole, local, counts, step, self._offload)
             with timed("train", self.device, seconds):
-                steps, maxima = [], set[str]()
+                steps, maxima, before = [], set[str](), self._learning.own_seconds
                 for done in range(len(counts) * epochs):
                     number = done % len(counts)
                     of_batch = {column: found[number] for column, found in scored.items()}
@@ -193,6 +193,8 @@ class Trainer(Exports):
                     )
                     steps.append(values)
                     maxima |= {*loss.metrics.maxima}
+        if learns:
+            seconds[OWN_SECONDS] = self._learning.own_seconds - before
         return metrics.combine(steps, maxima) | of_critic | seconds
 
     def _enter(self, stage: Stage) -> None:

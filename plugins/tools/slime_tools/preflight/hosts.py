@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from slime import plugins
 from slime.arguments import ArgumentParser
 from slime.checkpoints import published
-from slime.cluster.placement import HOST_LABEL, on_node, reserve, this_node
+from slime.cluster.placement import host_names, on_node, reserve, this_node
 from slime.cluster.preflight import take_folders
 from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import examine, ready
@@ -23,14 +23,14 @@ from slime.compose.derive import has_experts
 from slime.config.gpus import ROW, gpu_of
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import located, resolve
-from slime.config.schema import ClusterConfig, ModelConfig, Role, RolloutConfig
+from slime.config.schema import ModelConfig, Role, RolloutConfig
 from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.printable import printable
 from slime.run_dir import RunDir
 from slime.sizes.estimate import estimate_memory
 from slime.sizes.version import version_bytes
-from slime.topology.launcher import launcher_name, launcher_of
+from slime.topology.launcher import launcher_name
 from slime.topology.quantization import folders
 from slime.topology.server_fields import transfer_backend, uses_deepep
 from slime.topology.topology import Topology
@@ -61,7 +61,7 @@ SHARED_MEMORY = 1 * GIB
 
 def require_ready(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:
     """The preflight `hosts`: software, GPUs, memory, disk, folders, clocks and ports (`slime.cluster.preflight`)."""
-    found = look(read_wanted(topology, run, writes=writes), nodes, _names(topology.cluster))
+    found = look(read_wanted(topology, run, writes=writes), nodes, host_names(topology.cluster))
     if error := complaint(found):
         raise error
     for note in notes(found):
@@ -95,7 +95,7 @@ def preflight(topology: Topology, run: RunDir) -> dict[str, HostFacts]:
     if not (launcher_name(topology.cluster) or topology.cluster.ray_address):
         return {socket.gethostname(): check_host(read_wanted(topology, run))}
     with ray_here(topology) as here, here.everywhere(topology, run.logs):
-        slots, names = reserve(topology, Startup()), _names(topology.cluster)
+        slots, names = reserve(topology, Startup()), host_names(topology.cluster)
         found = look(read_wanted(topology, run), slots.nodes, names)
         if len(slots.nodes) == 1 or complaint(found):
             return found
@@ -139,19 +139,6 @@ def look(wanted: Wanted, nodes: Collection[str], names: Mapping[str, str]) -> di
         seen = found.get(host) or HostFacts(host, until, [], {})  # the driver's, where it takes no part otherwise
         found[host] = replace(seen, faults=[*seen.faults, *faults])
     return found
-
-
-def _names(cluster: ClusterConfig) -> dict[str, str]:
-    """What the launcher, or else Ray, calls each host, by Ray's id."""
-    import ray
-
-    launcher = launcher_of(cluster)
-    hosts = launcher.hosts(cluster) if launcher else []
-    names = {}
-    for node in ray.nodes():
-        number = node["Labels"].get(HOST_LABEL)
-        names[node["NodeID"]] = hosts[int(number)] if hosts and number else node["NodeManagerHostname"]
-    return names
 
 
 def _answer(answer: ObjectRef[HostFacts], since: float, until: float) -> HostFacts:

@@ -15,19 +15,19 @@ from plugins.tools.tests.convert.test_dist import MOE
 from slime_cluster.ray.reaper import wait_until_gone
 from slime_testing.models import write_checkpoint
 from slime_testing.patience import run_within
-from tests.namespaces import TwoHosts, two_hosts
+from tests.namespaces import Hosts, several_hosts
 from tests.running import GONE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 @pytest.fixture
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
-    with two_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with several_hosts(tmp_path_factory.mktemp("hosts")) as hosts:
         yield hosts
 
 
-def test_a_conversion_takes_both(hosts: TwoHosts, tmp_path: Path) -> None:
+def test_a_conversion_takes_both(hosts: Hosts, tmp_path: Path) -> None:
     source, destination = tmp_path / "source", tmp_path / "dist"
     write_checkpoint(MOE, source, dtype=torch.bfloat16)
     (tmp_path / "hosts").write_text("\n".join(hosts.addresses))
@@ -44,7 +44,7 @@ def test_a_conversion_takes_both(hosts: TwoHosts, tmp_path: Path) -> None:
 
     done = convert("hf-to-dist", "source", "dist", *layout)
     assert done.returncode == 0, done.stderr
-    assert wait_until_gone(hosts.on_second, GONE_S) == set()
+    assert wait_until_gone(hosts.second.running, GONE_S) == set()
     assert {path.name[:4] for path in destination.glob("__*_*.distcp")} == {"__0_", "__1_"}, (
         "a file of each host's rank"
     )

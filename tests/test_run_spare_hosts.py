@@ -1,0 +1,87 @@
+"""Runs over several hosts of which one is lost: a spare one takes its place, or the same one that comes back
+(`tests/namespaces.py` says what a host is here, and what ssh)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.namespaces import Hosts, several_hosts
+from tests.running import NO_STOP, Run, command_of
+from tests.test_run_trainers_killed import BACK, require_same
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SETTINGS = {"cluster.num_nodes": 2, "cluster.num_trainers": 2, "cluster.hostfile": "hosts"}
+SETTINGS |= {"cluster.socket_interface": "eth0"}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with several_hosts(tmp_path_factory.mktemp("hosts"), 3) as hosts:
+        yield hosts
+
+
+def started(hosts: Hosts, folder: Path, settings: Mapping[str, Any], used: int = 3) -> Run:
+    """A run of the laptop's loop with a trainer rank on each of two hosts, and the first engine on the first."""
+    folder.mkdir(exist_ok=True)
+    (folder / "hosts").write_text("\n".join(hosts.addresses[:used]))
+    environment = {"PATH": f"{hosts.path}:{os.environ['PATH']}"}
+    settings = {**SETTINGS, **settings}
+    return Run(folder, settings=settings, environment=environment, through=hosts.through, silence_s=120).start()
+
+
+def lose(run: Run, hosts: Hosts, address: str) -> None:
+    """The host ends at once, with all that runs on it."""
+    assert hosts.others[address].running, "it is one of the run's"
+    hosts.others[address].first.kill()
+
+
+def test_a_spare_host_takes_the_place_of_a_lost_one_and_nothing_is_lost(hosts: Hosts, tmp_path: Path) -> None:
+    """The lost host has a trainer rank and an engine."""
+    settings = {"cluster.spares": 1, "rollout.engines.default.devices": 2}
+    unhurt = started(hosts, tmp_path / "unhurt", settings).succeed()
+    run = started(hosts, tmp_path / "hurt", settings)
+    run.until(lambda: run.has_step("rl", 3))
+    second, spare = hosts.addresses[1:]
+    idle = hosts.others[spare].running
+    assert idle
+    lose(run, hosts, second)
+    run.until(lambda: bool(BACK.findall(run.text())))
+    there = " ".join(map(command_of, hosts.others[spare].running - idle))
+    assert "ray::TrainerActor" in there, there
+    assert "ray::EngineActor" in there, there
+    run.remember()
+    run.succeed()
+    hosts.bring_up(second)
+    require_same(run, unhurt)
+    assert run.strays() == []
+    told = re.search(
+        r"^trainer-1 \(pid \d+ on .*\): host (\S+): the host was lost while .*\(1 of 2\)$", run.text(), re.M
+    )
+    assert told, run.text()
+    assert told[1] == second
+    assert BACK.findall(run.text()) == ["continues after rl 2"]
+
+
+def test_a_host_is_waited_for_and_the_run_ends_where_none_comes(hosts: Hosts, tmp_path: Path) -> None:
+    run = started(hosts, tmp_path, {"cluster.wait_for_host_s": 60, "run.num_steps": 100, **NO_STOP}, used=2)
+    second = hosts.addresses[1]
+    run.until(lambda: run.has_step("rl", 1))
+    lose(run, hosts, second)
+    run.until(lambda: "waiting for a host" in run.text())
+    hosts.bring_up(second)
+    run.until(lambda: bool(BACK.findall(run.text())))
+    run.remember()
+    lose(run, hosts, second)
+    assert run.finish() == 2
+    hosts.bring_up(second)
+    last = run.text().splitlines()[-1]
+    assert last.startswith(f"slime: host {second}: the host was lost while "), last
+    assert "no host came in its place within 60 s (cluster.wait_for_host_s)" in last
+    assert run.strays() == []
