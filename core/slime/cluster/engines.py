@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any, Literal
 
 from slime.cluster.actors import EngineActor
-from slime.cluster.calls import WATCH_S, Calls
-from slime.cluster.watch import Member
+from slime.cluster.calls import Calls
+from slime.cluster.watch import WATCH_S, Member
 from slime.engines.scratch import Rendezvous
 from slime.errors import SlimeError
 from slime.net import Endpoint

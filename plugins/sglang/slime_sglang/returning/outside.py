@@ -16,8 +16,8 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slime.cluster.calls import WATCH_S
 from slime.cluster.engine_return import Publishes
+from slime.cluster.watch import WATCH_S
 from slime.config.choices import Publish
 from slime.config.paths import located
 from slime.config.schema import SlimeConfig

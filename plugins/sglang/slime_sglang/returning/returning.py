@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from slime.cluster.calls import WATCH_S, Calls
+from slime.cluster.calls import Calls
 from slime.cluster.engine_return import Publishes
 from slime.cluster.engines import Engines
+from slime.cluster.watch import WATCH_S
 from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.errors import Death, SlimeError
