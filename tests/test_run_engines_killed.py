@@ -134,8 +134,9 @@ def test_one_of_two_engines_that_share_devices_is_back_in_the_next_step(finished
 @pytest.mark.usefixtures("_mooncake")
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_an_engine_of_a_pair_comes_back(finished: Run, tmp_path: Path, role: str) -> None:
-    """Killed after the prompts of the step; prefill has done its part by then, and the next step waits for it."""
-    run = Run(tmp_path, cluster="local-pd", settings={"eval.interval": 1000, **NO_CHECKPOINTS}).start()
+    """Killed with requests in both; few at once, for prefill would be done with all of them by then."""
+    settings = {"eval.interval": 1000, "rollout.max_requests_per_engine": 2, **NO_CHECKPOINTS}
+    run = Run(tmp_path, cluster="local-pd", settings=settings).start()
     run.until(lambda: run.has_step("rl", 1) and generates(run))
     with standing(run):
         next(server for server in servers(run) if f'"{role}"' in command_of(server)).kill()
