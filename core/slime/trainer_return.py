@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from slime.checkpoints import published
 from slime.cluster.calls import Calls
+from slime.cluster.host_return import have_hosts
 from slime.errors import SlimeError
 from slime.events import Events, Ready, Restored, Starting, TrainersLost
 from slime.generation import StartingEngines
@@ -98,7 +99,7 @@ class TrainerReturn:
     def _why_not(self) -> str:
         """Why trainers do not start again now; empty: they do."""
         topology = self._topology
-        if not self._calls.has_hosts_of_trainers():
+        if not have_hosts(self._calls.trainers, self._calls.replacing):
             return "Its host is gone, so trainers are not started again."
         if self._learner.is_publishing and topology.transport == BROADCAST and topology.cluster.on_gpus:
             return "Engines that wait for a broadcast by NCCL cannot be freed, so trainers are not started again."

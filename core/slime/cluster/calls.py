@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from slime.cluster.actors import Actor, EngineActor
+from slime.cluster.actors import Actor
 from slime.cluster.ray_starter import RayHosts
 from slime.cluster.stacks import hanging, late
 from slime.cluster.watch import (
@@ -21,6 +21,7 @@ from slime.cluster.watch import (
     Spare,
     Watch,
     died,
+    ends_of,
     first_end,
     first_unspared,
     spare_nobody,
@@ -29,19 +30,10 @@ from slime.errors import Consequence, Death, Hang, NoAnswer, SlimeError
 from slime.topology.placement import ENGINE
 
 if TYPE_CHECKING:
-    from ray.exceptions import RayError
-
     from slime.cluster.host_return import HostReturn
-    from slime.engines.software import End
 
 STOP_S = 3.0
 """How long work that asks engines has to end once it is cancelled."""
-ASK_S = 10.0
-"""How long engines have to say that they live; one that is busy does not answer, and lives."""
-HOST_S = 90.0
-"""How long a host may be silent that has lost a trainer rank: Ray gives it up before."""
-SURE = 2
-"""Times in a row that all hosts answer before it is taken that none was lost with a process of its own."""
 CAUSE_S = 10.0
 """How long the failure that another one follows from has to come."""
 _ASKING = "it was asked who lives"
@@ -127,32 +119,14 @@ class Calls:
         """Calls of `watch_beside` that last, as far as is known, and processes of engines that start again."""
         return len(self._beside) + len(self._left)
 
-    def has_hosts_of_trainers(self) -> bool:
-        """Whether Ray still has the host of every trainer rank, or another may take its place."""
-        import ray
-
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        gone = {member.node for member in self.trainers} - alive
-        return all(self.replacing and self.replacing.may_replace(node) for node in gone)
-
-    def await_hosts(self) -> None:
-        """Wait until each trainer rank has a host to start on: its own, one that takes its place, or one that comes.
-
-        Raises:
-            SlimeError: none comes, or another process of the run has died.
-        """
-        if not self.replacing or len({member.node for member in self._members}) == 1:
-            return
+    def hosts_answer(self, what: str) -> bool:
+        """Whether all hosts do. Raises SlimeError: one is lost, and with it a process that does not start again."""
         assert self._watch, "they have checked in"
-        what, deadline, answered = "trainers start again", time.monotonic() + HOST_S, 0
-        while answered < SURE and time.monotonic() < deadline:
-            with self._watching:
-                fault = self._watch.lost_host(what, asks_ray=True)
-                answered = answered + 1 if self._watch.hosts_answer() else 0
-            if fault and not self.is_of_trainers(fault):  # these start again anyway
-                raise fault
-            time.sleep(WATCH_S)
-        self.replacing.wait(self.look, lambda: self.tell(what, ["a host"]))
+        with self._watching:
+            fault, answer = self._watch.lost_host(what, asks_ray=True), self._watch.hosts_answer()
+        if fault and not self.is_of_trainers(fault):  # these start again anyway
+            raise fault
+        return answer
 
     def _lose(self, node: str, death: Death) -> Death | None:
         """See `HostReturn.lose`."""
@@ -282,7 +256,7 @@ class Calls:
 
     def look_closely(self, what: str) -> None:
         """`look`, which does not miss an engine that is about to end."""
-        ends, gone = self._ends()
+        ends, gone = ends_of(self._up)
         with self._watching:
             fault = first_unspared(ends, self._spare)
             for member, error in gone:
@@ -324,7 +298,7 @@ class Calls:
     def _dead(self) -> Death | None:
         """A process of the run that has ended: Ray's, actors, and then the engines' servers."""
         if not (fault := self._fault(_ASKING)):
-            ends, gone = self._ends()
+            ends, gone = ends_of(self._up)
             # Ray may have failed this question before the one that the watch has asked.
             actors = (died(member, error, _ASKING, self.logs) for member, error in gone)
             fault = first_end(end for _, end in ends) or self._fault(_ASKING) or next(actors, None)
@@ -336,22 +310,10 @@ class Calls:
             return fault
         return Death(fault.what, where=fault.where, todo=f"{fault.todo} {self.restarts.why_not}")
 
-    def _ends(self) -> tuple[list[tuple[Member, End]], list[tuple[Member, RayError]]]:
-        """Engines whose servers have ended, or do so within seconds; and those whose actors have."""
-        import ray
-
-        # One that is still starting does not answer before it is up; if it fails, that call tells.
-        asked = {engine.call(EngineActor.end): engine for engine in self.engines if not self.is_busy_beside(engine)}
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
-        ends: list[tuple[Member, End]] = []
-        gone: list[tuple[Member, RayError]] = []
-        for answer in answered:
-            try:
-                if end := ray.get(answer):
-                    ends.append((asked[answer], end))
-            except ray.exceptions.RayError as error:
-                gone.append((asked[answer], error))
-        return ends, gone
+    @property
+    def _up(self) -> list[Member]:
+        """Engines; one that is still starting does not answer before it is up, and if it fails, that call tells."""
+        return [engine for engine in self.engines if not self.is_busy_beside(engine)]
 
     def _fault(self, what: str) -> Death | None:
         with self._watching:
@@ -365,10 +327,8 @@ class Calls:
         for ref in answered:
             try:
                 self._get(ref, calls[ref], what)
-            except Consequence:
-                continue
             except SlimeError as error:
-                if isinstance(error, kind):
+                if isinstance(error, kind) and not isinstance(error, Consequence):
                     return error
         return None
 

@@ -19,6 +19,15 @@ AGAIN_S = 5.0
 log = logging.getLogger(__name__)
 
 
+def have_hosts(members: Sequence[Member], replacing: HostReturn | None) -> bool:
+    """Whether Ray still has the host of each, or another may take its place."""
+    import ray
+
+    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    gone = {member.node for member in members} - alive
+    return all(replacing and replacing.may_replace(node) for node in gone)
+
+
 class HostReturn:
     """Under `cluster.spares` and `cluster.wait_for_host_s`. Processes that come back are made where `places` has their
     host by then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from slime.cluster.actors import TrainerActor
 from slime.cluster.calls import Calls
 from slime.cluster.paces import Paces
 from slime.cluster.placement import host_names
-from slime.cluster.watch import Member
+from slime.cluster.watch import WATCH_S, Member
 from slime.config.schema import ClusterConfig
 from slime.digest import FileFacts
 from slime.errors import SlimeError
@@ -22,6 +23,11 @@ from slime.types import Batch, Receipt
 if TYPE_CHECKING:
     from slime.train.packing import RankLayout
 
+AGAIN = "trainers start again"
+HOST_S = 90.0
+"""How long a host may be silent that has lost a trainer rank: Ray gives it up before."""
+SURE = 2
+"""Times in a row that all hosts answer before it is taken that none was lost with a process of its own."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -64,7 +70,7 @@ class TrainerGroup:
     def begin_again(self) -> None:
         """Start all ranks, which were ended, once each has a host; they hold no weights."""
         ranks = self._calls.trainers
-        self._calls.await_hosts()
+        self._await_hosts()
         for rank in ranks:  # in the places of the old ones, once these are gone
             assert rank.make, "trainers can be made again"
             rank.actor, rank.has_died, rank.pid = rank.make(), False, 0
@@ -72,6 +78,20 @@ class TrainerGroup:
         if self._devices:
             require_same_devices([rank.node for rank in ranks], self._devices, self._devices_now())
         self.start()
+
+    def _await_hosts(self) -> None:
+        """Wait until each rank has a host to start on: its own, one that takes its place, or one that comes.
+
+        Raises:
+            SlimeError: none comes, or another process of the run has died.
+        """
+        if not (replacing := self._calls.replacing) or self._limits.num_hosts == 1:
+            return
+        deadline, answered = time.monotonic() + HOST_S, 0
+        while answered < SURE and time.monotonic() < deadline:
+            answered = answered + 1 if self._calls.hosts_answer(AGAIN) else 0
+            time.sleep(WATCH_S)
+        replacing.wait(self._calls.look, lambda: self._calls.tell(AGAIN, ["a host"]))
 
     def start(self) -> None:
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
-from slime.cluster.actors import Actor
+from slime.cluster.actors import Actor, EngineActor
 from slime.cluster.placement import HOST_LABEL, this_node
 from slime.errors import Death
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 WATCH_S = 1.0
 """How often it is asked, while something lasts, who still lives."""
+ASK_S = 10.0
+"""How long engines have to say that they live; one that is busy does not answer, and lives."""
 CONNECT_S = 0.5
 """How long a port may take to answer; only one that refuses counts as closed."""
 RETURN_S = 30.0
@@ -275,6 +277,23 @@ def _rank(end: End) -> tuple[bool, float]:
 
 def _death(end: End) -> Death:
     return Death(end.error.what, where=end.error.where, todo=end.error.todo)
+
+
+def ends_of(engines: Sequence[Member]) -> tuple[list[tuple[Member, End]], list[tuple[Member, RayError]]]:
+    """Engines whose servers have ended, or do so within seconds; and those whose actors have."""
+    import ray
+
+    asked = {engine.call(EngineActor.end): engine for engine in engines}
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
+    ends: list[tuple[Member, End]] = []
+    gone: list[tuple[Member, RayError]] = []
+    for answer in answered:
+        try:
+            if end := ray.get(answer):
+                ends.append((asked[answer], end))
+        except ray.exceptions.RayError as error:
+            gone.append((asked[answer], error))
+    return ends, gone
 
 
 def died(member: Member, error: RayError, what: str, logs: Path) -> Death:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from slime.algo.stages import run_stages
 from slime.config.paths import exists, resolve_rows
-from slime.config.schema import EvalConfig, EvalSetConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, EvalConfig, EvalSetConfig, SlimeConfig
 from slime.data.shards import row_files
 from slime_tools.fit.estimate import BF16, Rates, Work, generated
 from slime_tools.memory.engine import EngineRank
@@ -87,12 +87,12 @@ def generation_seconds(cfg: SlimeConfig, work: Work, rank: EngineRank) -> float 
     of_engine = work.sequences * work.over_sampling / group.num_engines
     at_once = min(of_engine, group.dp * rank.pool_tokens / work.tokens, cfg.rollout.max_requests_per_engine)
     at_once = max(at_once, min(of_engine, group.dp))
-    prompts = of_engine / work.samples_per_prompt * work.prompt * _products(cfg, rank)
+    prompts = of_engine / work.samples_per_prompt * work.prompt * _products(cfg.cluster, rank)
     # The share (1 - w)^k of all responses is longer than w of the longest, of which the mean is 1 / (k + 1).
     longest = work.longest_response
     steepness = longest / mean - 1
     # Of a batch that is refilled, the mean request has written E[n^2] / 2 E[n].
-    full = _step(cfg, rank, at_once, at_once * (work.prompt + longest / (steepness + 2)))
+    full = _step(cfg.cluster, rank, at_once, at_once * (work.prompt + longest / (steepness + 2)))
     turns = of_engine / at_once
     if work.over_sampling > 1:
         return prompts + turns * mean * full / _drafted(rank)
@@ -100,20 +100,20 @@ def generation_seconds(cfg: SlimeConfig, work: Work, rank: EngineRank) -> float 
     for point in range(POINTS):
         written = (point + 0.5) / POINTS  # of the longest
         running = at_once * (1 - written) ** steepness
-        decline += _step(cfg, rank, running, running * (work.prompt + written * longest)) / POINTS
+        decline += _step(cfg.cluster, rank, running, running * (work.prompt + written * longest)) / POINTS
     return prompts + ((turns - 1) * mean * full + longest * decline) / _drafted(rank)
 
 
-def _products(cfg: SlimeConfig, rank: EngineRank) -> float:
+def _products(cluster: ClusterConfig, rank: EngineRank) -> float:
     """Seconds that the devices of an engine compute for a token."""
-    return rank.flops / rank.group.devices_per_engine / Rates.of(cfg.cluster).products
+    return rank.flops / rank.group.devices_per_engine / Rates.of(cluster).products
 
 
 def _drafted(rank: EngineRank) -> float:
     return DRAFTED if rank.drafts else 1.0
 
 
-def _step(cfg: SlimeConfig, rank: EngineRank, running: float, written: float) -> float:
+def _step(cluster: ClusterConfig, rank: EngineRank, running: float, written: float) -> float:
     """Seconds of a step of decoding. A device reads its weights while it multiplies with them, then its caches and
     logits; it exchanges twice a layer.
 
@@ -125,20 +125,20 @@ def _step(cfg: SlimeConfig, rank: EngineRank, running: float, written: float) ->
     assert rank.pool_tokens, "asked of engines that decode"
     experts, topk = model.get("num_moe_experts"), model.get("moe_router_topk")
     met = 1 - (1 - topk / experts) ** max(running, 1.0) if experts and topk else 1.0
-    memory = Rates.of(cfg.cluster).memory
+    memory = Rates.of(cluster).memory
     weights = (rank.weight_bytes - rank.expert_bytes * (1 - met)) / memory  # attention is read whole by every step
     beside = written / group.dp * rank.pool_bytes / rank.pool_tokens
     beside += running / group.dp * float(model["vocab_size"]) * LOGIT_BYTES
-    exchanges = 2 * _exchange(cfg, rank, running) if group.tp > 1 else 0.0
-    computed = max(weights, running * _products(cfg, rank)) + beside / memory
+    exchanges = 2 * _exchange(cluster, rank, running) if group.tp > 1 else 0.0
+    computed = max(weights, running * _products(cluster, rank)) + beside / memory
     return STEP_S + computed + rank.num_layers * (LAYER_S + exchanges)
 
 
-def _exchange(cfg: SlimeConfig, rank: EngineRank, running: float) -> float:
+def _exchange(cluster: ClusterConfig, rank: EngineRank, running: float) -> float:
     """Of the hidden states of all requests: a sum over the engine, or its experts' tokens there and back."""
-    model, group, per_node = rank.model, rank.group, cfg.cluster.devices_per_node
+    model, group, per_node = rank.model, rank.group, cluster.devices_per_node
     hosts = -(-group.devices_per_engine // per_node)
-    link = Rates.of(cfg.cluster).link
+    link = Rates.of(cluster).link
     volume = float(running * model["hidden_size"] * BF16)
     if group.spreads_experts:  # a token goes once to each host that has an expert of it
         copies = int(model["moe_router_topk"])

@@ -123,9 +123,9 @@ def test_engines_over_hosts_wait_for_the_network() -> None:
     """A sum over the engine's devices passes the cards of its hosts twice."""
     inside, over = plan_of("+model=glm4-9b", "+cluster=h100x8"), plan_of("+model=glm4.5", "+cluster=h100x64")
     assert over.engines["default"].group.devices_per_engine == 32
-    within = _exchange(inside.cfg, inside.engines["default"], 1000)
+    within = _exchange(inside.cfg.cluster, inside.engines["default"], 1000)
     assert within == pytest.approx(3e-5 + 2 * 4096 * 2 * 1000 / NVLINK)
-    between = _exchange(over.cfg, over.engines["default"], 1000)
+    between = _exchange(over.cfg.cluster, over.engines["default"], 1000)
     volume = 5120 * 2 * 1000
     assert between == pytest.approx(3e-5 + 2 * 2.5e-5 + 2 * volume / NVLINK + 2 * volume * 3 / 4 / (8 * NETWORK))
 
@@ -167,7 +167,7 @@ def test_engines_with_many_requests_multiply_longer_than_they_read() -> None:
     """From 2 FLOPs a parameter and request on, 989 TFLOP/s beside 3,350 GB/s of an H100, at the shares of both."""
     plan = plan_of("+model=glm4-9b-trial", "+cluster=h200x1", "cluster.gpu=h100")
     cfg, [rank] = plan.cfg, plan.engines.values()
-    few, twice, many = (_step(cfg, rank, running, 0.0) for running in (1.0, 2.0, 1024.0))
+    few, twice, many = (_step(cfg.cluster, rank, running, 0.0) for running in (1.0, 2.0, 1024.0))
     layer = 2 * 4096 * 4096 + 2 * 4096 * 256 + 3 * 4096 * 13696
     assert rank.flops == 2 * (12 * layer + 4096 * 151552)
     assert twice - few == pytest.approx(151552 * 52 / HBM)
@@ -231,5 +231,5 @@ def test_decoding_reads_at_the_rate_of_the_gpus_memory() -> None:
     words = ["+model=qwen2.5-1.5b", "+cluster=h100x1"]
     [rank] = plan_of(*words).engines.values()
     slow, fast = (plan_of(*words, f"cluster.gpu={name}").cfg for name in ("l4", "h100"))
-    reading = [_step(cfg, rank, 8.0, 1000.0) - rank.num_layers * 4e-5 - 2e-3 for cfg in (slow, fast)]
+    reading = [_step(cfg.cluster, rank, 8.0, 1000.0) - rank.num_layers * 4e-5 - 2e-3 for cfg in (slow, fast)]
     assert reading[0] / reading[1] == pytest.approx(3350 / 300)
