@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from slime.compose.check import SGLANG_BOUNDS
 from slime.compose.compose import examine
 from slime.compose.idle import rules
 from slime.config.keys import own_keys
@@ -201,7 +202,8 @@ def test_every_rule_names_keys_that_exist() -> None:
 
     patterns = [pattern for rule in rules() for pattern in rule.keys.split()]
     foreign = [pattern for pattern in patterns if not any(fnmatch(key, pattern) for key in own_keys())]
-    assert foreign == ["train.optimizer.lr", "train.optimizer.min_lr"]
+    of_sglang = [f"rollout.sglang.{size}" for size in SGLANG_BOUNDS]
+    assert foreign == ["train.optimizer.lr", "train.optimizer.min_lr", *of_sglang]
 
 
 def problems(changes: dict[str, Any], model: str = "glm4-tiny") -> list[str]:
