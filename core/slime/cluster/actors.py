@@ -214,14 +214,14 @@ class EngineActor(Actor):
         return self.process.start()
 
     def release_memory(self, *tags: str) -> None:
-        """Of `tags` those that the server holds."""
+        """Release those of `tags` that the server holds."""
         assert self.process
         if held := [tag for tag in tags if tag not in self._released]:
             self.process.release_memory(held)
             self._released |= {*held}
 
     def resume_memory(self, *tags: str) -> None:
-        """Of `tags` those that the server does not hold."""
+        """Resume those of `tags` that the server does not hold."""
         assert self.process
         if released := [tag for tag in tags if tag in self._released]:
             self.process.resume_memory(released)

@@ -120,7 +120,7 @@ class Calls:
         return len(self._beside) + len(self._left)
 
     def hosts_answer(self, what: str) -> bool:
-        """Whether all hosts do. Raises SlimeError: one is lost, and with it a process that does not start again."""
+        """True if every host takes connections. Raises SlimeError if one is lost, and with it more than trainers."""
         assert self._watch, "they have checked in"
         with self._watching:
             fault, answer = self._watch.lost_host(what, asks_ray=True), self._watch.hosts_answer()

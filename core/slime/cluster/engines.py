@@ -140,11 +140,11 @@ class Engines:
 
     @property
     def are_whole(self) -> bool:
-        """Whether every engine that gets weights is up, as far as is known."""
+        """True if every engine that gets weights is up, as far as is known."""
         return not self._first_processes(up=False)
 
     def _first_processes(self, *, up: bool) -> list[Member]:
-        """Of the engines that get weights and are up, or of those that died and are not up again."""
+        """The first one of each engine that gets weights and is up, or has died and is not up again."""
         trained = self._processes[: self.num_trained]
         return [nodes[0] for nodes in trained if any(map(self._calls.is_busy_beside, nodes)) is not up]
 

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class HostPlaces:
-    """Of one run.
+    """The hosts of one run, by Ray's placement group.
 
     Args:
         group: has a bundle for each host that processes are on, and then one for each spare host. Ray itself gives the

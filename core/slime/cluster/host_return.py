@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def have_hosts(members: Sequence[Member], replacing: HostReturn | None) -> bool:
-    """Whether Ray still has the host of each, or another may take its place."""
+    """True if Ray still has the host of each, or another may take its place."""
     import ray
 
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -29,8 +29,8 @@ def have_hosts(members: Sequence[Member], replacing: HostReturn | None) -> bool:
 
 
 class HostReturn:
-    """Under `cluster.spares` and `cluster.wait_for_host_s`. Processes that come back are made where `places` has their
-    host by then."""
+    """Replaces lost hosts under `cluster.spares` and `cluster.wait_for_host_s`. Processes that come back are made where
+    `places` has their host by then."""
 
     def __init__(self, cluster: ClusterConfig, places: HostPlaces, hosts: RayHosts) -> None:
         self._limit_s, self._places, self._hosts = cluster.wait_for_host_s, places, hosts

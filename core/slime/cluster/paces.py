@@ -13,9 +13,9 @@ from slime.files import disk_errors
 
 FILE = "ranks.json"
 MARGIN = 1.5
-"""A rank is slow that takes so many times the median of the others."""
+"""Seconds of a slow rank over the median of the others, at least."""
 LEAST_S = 0.25
-"""And so many seconds more: a rank of a tiny model loses some by chance."""
+"""Seconds that it takes longer than that median, at least: a rank of a tiny model loses some by chance."""
 NUM_STEPS = 5
 """Steps in a row in which it does: rows of a step are of unequal lengths."""
 log = logging.getLogger(__name__)
@@ -31,7 +31,8 @@ class _Rank:
 
 
 class Paces:
-    """Of one run. Ranks of one replica of the model wait for each other in their passes: they are slow together.
+    """The paces of one run's ranks. Those of one replica of the model wait for each other in their passes: they are
+    slow together.
 
     Args:
         names: of the ranks, such as `trainer-0`.
