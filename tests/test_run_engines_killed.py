@@ -49,6 +49,13 @@ def outcome(run: Run) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if kept.match(name)} for row in run.rows("rl")]
 
 
+def require_same(run: Run, unhurt: Run) -> None:
+    """What was generated, evaluated and learnt, and the weights, to the bit."""
+    assert outcome(run) == outcome(unhurt)
+    assert run.losses() == unhurt.losses()
+    assert run.weights() == unhurt.weights()
+
+
 def test_engines_that_are_killed_under_load_come_back_and_nothing_is_lost(finished: Run, tmp_path: Path) -> None:
     """Two engines at once, so that everything waits; then a keeper, while the other engine goes on, to the end."""
     run = Run(tmp_path, settings={**NO_CHECKPOINTS, "rollout.engines.default.devices": 2}).start()
@@ -65,8 +72,7 @@ def test_engines_that_are_killed_under_load_come_back_and_nothing_is_lost(finish
     run.succeed()
     assert run.strays() == []
     assert run.litter() == []
-    assert outcome(run) == outcome(finished)
-    assert run.weights() == finished.weights()
+    require_same(run, finished)
     said = run.text()
     assert len(re.findall(r"; engine-\d starts again \(\d of 3\)", said)) == 3
     told = sum(row.get("engines/restarts", 0) for row in run.rows("rl"))
@@ -113,8 +119,7 @@ def test_an_engine_that_shares_devices_comes_back_whoever_has_these(finished: Ru
     run.succeed()
     assert run.strays() == []
     assert run.litter() == []
-    assert outcome(run) == outcome(finished)
-    assert run.weights() == finished.weights()
+    require_same(run, finished)
     assert sum(row.get("engines/restarts", 0) for row in run.rows("rl")) == 2
 
 
@@ -127,8 +132,7 @@ def test_one_of_two_engines_that_share_devices_is_back_in_the_next_step(finished
         servers(run)[0].kill()
     run.succeed()
     assert len(BACK.findall(run.text())) == 1
-    assert outcome(run) == outcome(finished)
-    assert run.weights() == finished.weights()
+    require_same(run, finished)
 
 
 @pytest.mark.usefixtures("_mooncake")
@@ -167,8 +171,7 @@ def test_engines_get_their_weights_again_however_they_travel(
             servers(run)[0].kill()
     run.until(lambda: len(BACK.findall(run.text())) == num_engines)
     run.succeed()
-    assert outcome(run) == outcome(finished)
-    assert run.weights() == finished.weights()
+    require_same(run, finished)
 
 
 def test_an_engine_over_two_hosts_comes_back_whole_and_is_named_when_it_dies_again(tmp_path: Path) -> None:

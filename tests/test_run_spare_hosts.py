@@ -13,7 +13,8 @@ import pytest
 
 from tests.namespaces import Hosts, several_hosts
 from tests.running import NO_STOP, Run, command_of
-from tests.test_run_trainers_killed import BACK, require_same
+from tests.test_run_engines_killed import require_same
+from tests.test_run_trainers_killed import BACK
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

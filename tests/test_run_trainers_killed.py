@@ -12,7 +12,7 @@ import pytest
 
 from slime.observe.metrics import read_rows
 from tests.running import NO_CHECKPOINTS, NO_STOP, Run
-from tests.test_run_engines_killed import generates, has_made_room, members, outcome, servers, standing
+from tests.test_run_engines_killed import generates, has_made_room, members, require_same, servers, standing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -26,13 +26,6 @@ def lose(run: Run, rank: int = 0, how: signal.Signals = signal.SIGKILL) -> None:
     with standing(run):
         members(run, RANK)[rank].send_signal(how)
     run.until(lambda: len(BACK.findall(run.text())) > num_back)
-
-
-def require_same(run: Run, unhurt: Run) -> None:
-    """What was generated, evaluated and learnt, and the weights, to the bit."""
-    assert outcome(run) == outcome(unhurt)
-    assert run.losses() == unhurt.losses()
-    assert run.weights() == unhurt.weights()
 
 
 def test_a_rank_that_is_killed_or_stopped_comes_back_and_nothing_is_lost(finished: Run, tmp_path: Path) -> None:

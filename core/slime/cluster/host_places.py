@@ -3,13 +3,10 @@ has joined since."""
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
-
-log = logging.getLogger(__name__)
 
 
 class HostPlaces:
@@ -35,15 +32,18 @@ class HostPlaces:
     @property
     def spares(self) -> list[int]:
         """Bundles of hosts that are there and unused."""
-        return sorted(self._there().keys() - set(self._bundles))
+        return self._unused(self._there())
 
     def lacking(self) -> int:
         """Number of hosts whose place is empty, once spare ones have taken the places of lost ones."""
         there = self._there()
         for host, bundle in enumerate(self._bundles):
-            if bundle not in there and (spares := sorted(there.keys() - set(self._bundles))):
+            if bundle not in there and (spares := self._unused(there)):
                 self._bundles[host] = spares[0]
         return sum(bundle not in there for bundle in self._bundles)
+
+    def _unused(self, there: dict[int, str]) -> list[int]:
+        return sorted(there.keys() - set(self._bundles))
 
     def _there(self) -> dict[int, str]:
         """Ray's id of the host of each bundle that has one."""

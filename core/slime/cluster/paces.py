@@ -13,7 +13,7 @@ from slime.files import disk_errors
 
 FILE = "ranks.json"
 MARGIN = 1.5
-"""Seconds of a slow rank over the median of the others, at least."""
+"""Ratio of a slow rank's seconds to the median of the others, at least."""
 LEAST_S = 0.25
 """Seconds that it takes longer than that median, at least: a rank of a tiny model loses some by chance."""
 NUM_STEPS = 5

@@ -150,15 +150,15 @@ def work_of(cfg: SlimeConfig) -> Work:
         return Work(cfg.sft.batch_size, MEAN_LENGTH * cfg.train.max_tokens_per_micro_batch)
     stage, of_all = run_stages(cfg)[RL], cfg.rollout.over_sampling
     passes = {"optimizer_steps": stage.optimizer_steps, "log_probs": stage.num_passes, "epochs": stage.epochs}
-    return generated(cfg, cfg.rollout.prompts_per_step, cfg.rollout, over_sampling=of_all, **passes)
+    return generated(cfg.rollout, cfg.rollout.prompts_per_step, cfg.rollout, over_sampling=of_all, **passes)
 
 
 def generated(
-    cfg: SlimeConfig, prompts: int, source: RolloutConfig | EvalConfig | EvalSetConfig, **passes: Any
+    rollout: RolloutConfig, prompts: int, source: RolloutConfig | EvalConfig | EvalSetConfig, **passes: Any
 ) -> Work:
     """Work of the samples that `source` asks for of that number of prompts."""
-    tokens = MEAN_LENGTH * longest_of(cfg.rollout, source.sampling)
-    prompt = min(MEAN_LENGTH * cfg.rollout.max_prompt_tokens, tokens)
+    tokens = MEAN_LENGTH * longest_of(rollout, source.sampling)
+    prompt = min(MEAN_LENGTH * rollout.max_prompt_tokens, tokens)
     samples = source.samples_per_prompt
     return Work(prompts * samples, tokens, prompt=prompt, samples_per_prompt=samples, **passes)
 
@@ -172,7 +172,6 @@ class Layout:
         kept: tokens of a micro-batch whose logits the backward pass finds, and does not compute again.
         per_node: GPUs a host.
         rates: of its GPUs.
-        deepep: exchanges the experts' tokens, and sends each once a host.
     """
 
     grid: Grid
@@ -182,16 +181,18 @@ class Layout:
     per_node: int
     cpu_adam: bool
     rates: Rates
-    deepep: bool = False
 
     @classmethod
     def of(cls, plan: MemoryPlan) -> Layout:
         """Of a plan's trainers."""
-        cfg, deepep = plan.cfg, plan.model.get("moe_token_dispatcher_type") == "flex"
-        cpu_adam = bool(cfg.train.optimizer.get("optimizer_cpu_offload"))
-        rates, per_node = Rates.of(cfg.cluster), cfg.cluster.devices_per_node
-        kept = cfg.train.logprob_chunk_tokens
-        return cls(plan.grid, plan.model, plan.tokens, kept, per_node, cpu_adam, rates, deepep)
+        cfg, cpu_adam = plan.cfg, bool(plan.cfg.train.optimizer.get("optimizer_cpu_offload"))
+        per_node, kept = cfg.cluster.devices_per_node, cfg.train.logprob_chunk_tokens
+        return cls(plan.grid, plan.model, plan.tokens, kept, per_node, cpu_adam, Rates.of(cfg.cluster))
+
+    @property
+    def deepep(self) -> bool:
+        """True if DeepEP exchanges the experts' tokens, and sends each once a host."""
+        return self.megatron.get("moe_token_dispatcher_type") == "flex"
 
     @property
     def recomputes(self) -> bool:

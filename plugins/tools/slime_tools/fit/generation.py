@@ -60,7 +60,7 @@ def evaluation_seconds(cfg: SlimeConfig, ranks: Collection[EngineRank]) -> float
         return 0.0
     seconds = 0.0
     for held_out in cfg.eval.all().values():
-        work = generated(cfg, held_out_prompts(cfg, held_out)[0], held_out)
+        work = generated(cfg.rollout, held_out_prompts(cfg, held_out)[0], held_out)
         seconds += rollout_seconds(cfg, work, ranks) / cfg.eval.interval
     return seconds
 

@@ -310,9 +310,9 @@ class _Search:
         return [TrainerRank(held=of_stage, grid=grid, stage=stage, **bare) for stage, of_stage in enumerate(held)]
 
     def _seconds(self, grid: Grid, megatron: Changes, cap: int, offloads: bool) -> dict[str, float]:
-        deepep, per_node = megatron.get("moe_token_dispatcher_type") == "flex", self.cfg.cluster.devices_per_node
-        model, kept = {**self._bare, **megatron}, self.cfg.train.logprob_chunk_tokens
-        layout = Layout(grid, model, cap, kept, per_node, offloads, self.rates, deepep)
+        model, cfg = {**self._bare, **megatron}, self.cfg
+        per_node, kept = cfg.cluster.devices_per_node, cfg.train.logprob_chunk_tokens
+        layout = Layout(grid, model, cap, kept, per_node, offloads, self.rates)
         return training_seconds(self.work, self._trained, layout, self._ranks(grid, megatron, offloads))
 
     def _engines(self) -> Iterator[_Engines]:
