@@ -28,6 +28,7 @@ from slime.extras import install
 from slime.imports import importing
 from slime.lifetime import end_group_with_parent
 from slime.net import take_key
+from slime_sglang.engine import early
 from stack_dumps.dumps import register
 
 OWN_END_S = 0.02
@@ -203,6 +204,7 @@ def launch() -> None:
     hook()
     register_as("server")
     end_group_with_parent(int(os.environ["SLIME_ENGINE_PARENT"]), partial(clear, os.environ["SLIME_ENGINE_SCRATCH"]))
+    early.start(parse(sys.argv[1:]))
     import_server()
     from sglang.srt.entrypoints.http_server import app, launch_server
     from sglang.srt.plugins import load_plugins
