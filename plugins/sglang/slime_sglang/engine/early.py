@@ -154,7 +154,8 @@ def main(fd: int, module: str, arguments: Sequence[str]) -> None:
         if not told:  # the server has ended
             return
         changed: dict[str, str | None] = json.loads(told)
-        stale = sorted(changed.keys() & seen.end())
+        # What the imports of the server have set, those of this process have set as well.
+        stale = sorted(name for name in changed.keys() & seen.end() if os.environ.get(name) != changed[name])
         _send(line, json.dumps(stale).encode())
         if stale:
             return
