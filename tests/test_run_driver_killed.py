@@ -23,8 +23,8 @@ STAYS = "the same command takes it over"
 
 
 def kill(run: Run) -> list[psutil.Process]:
-    """Kill the driver alone, and wait until what it ran is there to be taken over; returns the actors and engines that it
-    had started itself."""
+    """Kill the driver alone, and wait until what it ran is there to be taken over; returns the actors and engines that
+    it had started itself."""
     kept = [each for words in (RANK, KEEPER, SCHEDULER) for each in members(run, words)]
     num_told = run.text().count(STAYS)
     run.kill()
@@ -85,12 +85,11 @@ def test_engines_that_share_devices_are_taken_over_as_they_generate(finished: Ru
 def test_what_has_died_meanwhile_starts_again(finished: Run, tmp_path: Path) -> None:
     run = Run(tmp_path, settings=GRACE).start()
     run.until(lambda: run.has_step("rl", 2))
-    rank, keeper, scheduler = kill(run)
+    rank, _, scheduler = kill(run)
     rank.kill()
     scheduler.kill()
     psutil.wait_procs([rank, scheduler])
-    run.start().until(lambda: run.has_step("rl", 3))
-    assert have_ended([keeper]) == [False]
+    run.start()
     run.succeed()
     assert "trainer-0: ended, or not at rest within 30 s; trainers start again" in run.text()
     assert "engine-0: ended meanwhile; starts again" in run.text()
@@ -105,7 +104,7 @@ def test_another_config_ends_what_was_left_and_the_grace_ends_all(tmp_path: Path
     run.start().until(lambda: run.has_step("rl", 1))
     second = Run(tmp_path / "second", settings=run.settings).start_beside(run)
     assert second.finish() == 2
-    assert "another process" in second.text()
+    assert "another run is using this directory" in second.text()
     kept = kill(run)
     run.settings = {**settings, "cluster.driver_grace_s": 3}
     run.start().until(lambda: "loading weights" in run.text().partition(STAYS)[2])

@@ -207,13 +207,11 @@ class EngineActor(Actor):
 
     def start(self, devices: Sequence[str], rendezvous: Rendezvous | None) -> Endpoint:
         """Start the server on `devices` (none: those Ray gave) and wait until it answers. One that was started for a
-        driver that was killed, and lives, goes on."""
+        driver that was killed goes on."""
         from slime.engines.software import software
 
-        if self._endpoint and self.process:
-            if not self.process.end():
-                return self._endpoint
-            self.process.stop()
+        if self._endpoint:
+            return self._endpoint
         self._released = set()
         is_frozen = self.index >= len(self.run.topology.group_of_engine)
         self.process = software(self.cfg.cluster.device, self.cfg.rollout.backend).server(

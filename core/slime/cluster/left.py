@@ -44,8 +44,10 @@ def left_actors(trainers: Sequence[str], engines: Sequence[str], tell: Subscribe
         for name in trainers:
             if actor := found.pop(name, None):
                 ray.kill(actor)
-    ends = _answers(found, engines, EngineActor.ping, PING_S)
-    if gone := [name for name in engines if name not in found or ends.get(name)]:
+    for name, end in _answers(found, engines, EngineActor.ping, PING_S).items():
+        if end:
+            ray.kill(found.pop(name))
+    if gone := [name for name in engines if name not in found]:
         tell(Starting(f"{', '.join(gone)}: ended meanwhile; starts again"))
     return found
 

@@ -7,16 +7,15 @@ import hashlib
 import json
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from slime.config.schema import SlimeConfig
 from slime.plugins import ENTRY_POINT_GROUP
-from slime.run_config import changes, container, flat, read_config
+from slime.run_config import changes, flat, read_config
 from slime.run_dir import CONFIG
 from slime_cluster.ray.node import PROCESSES
 from slime_cluster.ray.reaper import END, Reaper, Stay, call, end_unguarded, marked
@@ -64,9 +63,9 @@ class Record:
 
 
 @contextlib.contextmanager
-def taken_over(run: Path, cfg: SlimeConfig) -> Iterator[tuple[Record, Reaper] | None]:
+def taken_over(run: Path, config: Mapping[str, Any]) -> Iterator[tuple[Record, Reaper] | None]:
     """What was left of the run in this directory, which ends with the block or this process; None: nothing is there.
-    What runs with another config or other software is ended before."""
+    What runs with another config (section -> key -> value) or other software is ended before."""
     try:
         record = Record(**json.loads((run / RECORD).read_text()))
     except (OSError, ValueError, TypeError):  # there is none, or it was cut off as it was written
@@ -78,7 +77,7 @@ def taken_over(run: Path, cfg: SlimeConfig) -> Iterator[tuple[Record, Reaper] | 
         yield None
         return
     with called:
-        if why := _differs(record, run, cfg):
+        if why := _differs(record, run, config):
             log.warning("what a driver of this run has left is ended, and all starts again: %s", why)
             _end(called)
             yield None
@@ -97,10 +96,10 @@ def _end(called: socket.socket) -> None:
         called.recv(1)
 
 
-def _differs(record: Record, run: Path, cfg: SlimeConfig) -> str:
+def _differs(record: Record, run: Path, config: Mapping[str, Any]) -> str:
     if record.software != software():
         return "files of slime or of its plugins are others by now"
-    return "; ".join(changes(flat(read_config(run / CONFIG)), flat(container(cfg))).values())
+    return "; ".join(changes(flat(read_config(run / CONFIG)), flat(config)).values())
 
 
 def software() -> str:

@@ -18,6 +18,7 @@ from slime.config.schema import ClusterConfig, SlimeConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.plan.commands import join
+from slime.run_config import container
 from slime.topology.launcher import Order, RemoteProcess, ThisHost, launcher_of
 from slime.topology.topology import Topology
 from slime_cluster.ray.folders import ray_folder
@@ -67,7 +68,7 @@ def _here(topology: Topology, run: Path | None) -> Iterator[LocalRay]:
     store = object_store_bytes(topology.config)
     with contextlib.ExitStack() as stack:
         left: Record | None = None
-        if found := run and stack.enter_context(taken_over(run, topology.config)):
+        if found := run and stack.enter_context(taken_over(run, container(topology.config))):
             left, reaper = found
             mark = left.mark
         else:
