@@ -12,7 +12,7 @@ import pytest
 
 from slime_cluster.ray.left import RECORD
 from slime_cluster.ray.reaper import wait_until_gone
-from tests.running import GONE_S, NO_CHECKPOINTS, NO_STOP, Run
+from tests.running import GONE_S, NO_STOP, Run
 from tests.test_run_engines_killed import KEEPER, SCHEDULER, generates, members, require_same
 from tests.test_run_trainers_killed import RANK
 
@@ -63,6 +63,7 @@ def test_two_ranks_with_a_critic_are_taken_over(tmp_path: Path) -> None:
         run.folder.mkdir()
     unhurt, hurt = runs
     unhurt.start().succeed()
+    assert not (unhurt.path / RECORD).exists()
     hurt.start().until(lambda: hurt.has_step("rl", 3))
     kept = kill(hurt)
     hurt.start().until(lambda: "ready: continues after rl 2" in hurt.text())
@@ -98,7 +99,7 @@ def test_what_has_died_meanwhile_starts_again(finished: Run, tmp_path: Path) -> 
 
 def test_another_config_ends_what_was_left_and_the_grace_ends_all(tmp_path: Path) -> None:
     """A second driver is refused while the first one lives."""
-    settings = {**NO_CHECKPOINTS, **NO_STOP, "run.num_steps": 10000}
+    settings = {**NO_STOP, "run.num_steps": 10000}
     run = Run(tmp_path / "first", settings={**settings, **GRACE})
     run.folder.mkdir()
     run.start().until(lambda: run.has_step("rl", 1))

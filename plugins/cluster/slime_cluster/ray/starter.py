@@ -108,12 +108,13 @@ class LocalRay:
             yield
             return
         record = self.left or Record.of(self.mark, self.started.node)
-        record.write(self.run)
+        written = record.write(self.run)
         self.reaper.stay(record.stay(self.run, seconds))
         try:
             yield
         finally:
             self.reaper.stay(None)
+            written.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def everywhere(self, topology: Topology, logs: Path) -> Iterator[Hosts]:
