@@ -109,9 +109,7 @@ def test_another_config_ends_what_was_left_and_the_grace_ends_all(tmp_path: Path
     kept = kill(run)
     run.settings = {**settings, "cluster.driver_grace_s": 3}
     run.start().until(lambda: "loading weights" in run.text().partition(STAYS)[2])
-    said = (
-        "slime: warning: what a driver of this run has left is ended, and all starts again: cluster.driver_grace_s: 120"
-    )
+    said = "what a driver of this run has left is ended, and all starts again: cluster.driver_grace_s: 120.0 -> 3.0"
     assert said in run.text()
     assert all(have_ended(kept))
     run.until(lambda: "ready: " in run.text().partition(said)[2] and bool(run.rows("rl")))
