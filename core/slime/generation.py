@@ -197,8 +197,10 @@ def open_generation(
     scorer: Scorer,
     learner: Publishes,
     logs: Path,
+    is_left: bool = False,
 ) -> Generation:
-    """Connect to engines that are up; `stack` closes the connections. Raises SlimeError if an engine cannot do what the
+    """Connect to engines that are up; `stack` closes the connections. What another driver asked of them, that `is_left`
+    them, is dropped. Raises SlimeError if an engine cannot do what the
     run needs."""
     installed, runner = plugins.load(), stack.enter_context(asyncio.Runner())
     cfg, topology = cluster.topology.config, cluster.topology
@@ -260,7 +262,10 @@ def open_generation(
         make = partial(ahead.rollout, num_steps=cfg.run.num_steps) if ahead else Rollout
         rollout = make(cfg.rollout, sampler, prompts=data.prompts, buffer=buffer, sample_filter=chosen, begun=begun)
         stack.callback(lambda: runner.run(rollout.close()))
-    return Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
+    found = Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
+    if is_left:
+        found.forget()
+    return found
 
 
 def _require_room(

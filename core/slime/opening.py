@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,7 @@ class Run:
     estimator: GuardedEstimator  # of advantages, with its state
     engines: StartingEngines | None  # of the generating side; None: nothing is generated
     trainers: TrainerReturn  # when some of the training side have died
+    staying: AbstractContextManager[None]  # in the block, a driver that is killed leaves what it has started
 
     @property
     def generation(self) -> Generation:
@@ -94,7 +95,7 @@ def open_run(
     installed, path = plugins.load(), (Path(cfg.run.dir) / cfg.run.name).absolute()
     tracked, events = TrackedRun(cfg.run.name, path, shown_config(container(cfg))), Events()
     events.subscribe(*subscribers(installed, tracked, events, every_session=True))
-    ray = ray_here(topology)
+    ray = ray_here(topology, path if log_metrics else None)
     events.publish(Starting("starting Ray"))
     model, named = resolve(cfg.model.path), resolve(cfg.model.tokenizer or cfg.model.path)
     importing = threading.Thread(target=import_tokenizers, args=[named])
@@ -132,8 +133,9 @@ def open_run(
         events.subscribe(metrics, first=True)
         events.subscribe(*subscribers(installed, tracked, events))
     stack.enter_context(with_resume_hint(folder, cfg.sft.num_steps))
-    events.publish(Starting(f"starting {_processes(topology)}"))
-    require_ready = partial(preflight.require_ready, topology, folder, writes=log_metrics)
+    verb = "taking over" if here.is_left else "starting"
+    events.publish(Starting(f"{verb} {_processes(topology)}"))
+    require_ready = partial(preflight.require_ready, topology, folder, writes=log_metrics, is_left=here.is_left)
     cluster = stack.enter_context(open_cluster(topology, here, folder.logs, events.publish, require_ready, frozen))
     buffer = GuardedBuffer(installed.buffers, cfg.buffer.name, cfg.buffer.options, cfg.cluster.hang_timeout_s)
     estimator = GuardedEstimator(installed.estimators, cfg.algo, cfg.cluster.hang_timeout_s)
@@ -164,6 +166,7 @@ def open_run(
             scorer=ScorerBySet(rewards, of_sets) if of_sets else rewards,
             learner=learner,
             logs=folder.logs,
+            is_left=here.is_left,
         )
         engines = StartingEngines(cluster.engines, sharing, events, connect)
         beside = log_metrics and stages.reinforces and learner.position.sft_step < cfg.sft.num_steps
@@ -175,7 +178,8 @@ def open_run(
     events.publish(Ready(f"ready: {origin}{still}"))
     step_log = StepLog(events)
     trainers = TrainerReturn(topology, cluster.calls, learner, engines, folder, events, step_log)
-    return Run(cfg, topology, stages, folder, events, step_log, data, learner, estimator, engines, trainers)
+    stays = here.staying(cfg.cluster.driver_grace_s)
+    return Run(cfg, topology, stages, folder, events, step_log, data, learner, estimator, engines, trainers, stays)
 
 
 def _processes(topology: Topology) -> str:

@@ -24,7 +24,7 @@ def train(composed: Composed) -> None:
     """Run to the end, from the newest checkpoint if there is one; SlimeError where something stops it."""
     with ExitStack() as stack:
         run = open_run(composed, stack)
-        with in_order(run.events, run.cfg.run.stop_at), run.learner.settling():
+        with in_order(run.events, run.cfg.run.stop_at), run.learner.settling(), run.staying:
             run.trainers.survive(partial(_to_the_end, run))
         run.folder.require_intact()
         run.events.publish(Complete())

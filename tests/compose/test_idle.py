@@ -270,3 +270,13 @@ def test_an_algorithm_s_own_bounds_are_no_mistake_where_they_never_act() -> None
     assert not examine([*LAPTOP, "algo=gspo"]).problems
     (problem,) = examine([*LAPTOP, "algo=gspo", "algo.clip_low=0.01"]).problems
     assert problem.where == "algo.clip_low"
+
+
+@pytest.mark.parametrize("other", ["cluster.ray_address=10.0.0.1:6379", "cluster.hostfile=hosts"])
+def test_a_grace_for_drivers_is_refused_where_others_have_started_what_would_stay(other: str) -> None:
+    words = ["+model=glm4-tiny", "+cluster=local", "cluster.driver_grace_s=60"]
+    told = [problem for problem in examine([*words, other]).problems if problem.where == "cluster.driver_grace_s"]
+    assert [problem.what.partition(":")[0] for problem in told] == [
+        "does nothing with other hosts, or a Ray that was there before"
+    ]
+    assert examine(words).problems == []

@@ -7,6 +7,7 @@ goes to its own log in the run directory, and SIGUSR1 makes it write its stacks 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import socket
 import sys
@@ -131,14 +132,23 @@ class TrainerActor(Actor):
             self._make = trainer_class(self.cfg.cluster.device)
 
     def start(self, master_addr: str, master_port: int, devices: Sequence[str] = ()) -> RankLayout:
-        """Join the process groups and build the model. `devices`: of each rank, whichever Ray gave it; none: that."""
+        """Join the process groups and build the model, in the place of one that is there. `devices`: of each rank,
+        whichever Ray gave it; none: that."""
         if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices[self.rank]
         if self.cfg.observe.trace:
             record(self.run.logs, self.name)
         self.prepare()
+        if hasattr(self, "trainer"):  # of a driver that was killed
+            del self.trainer
+            self.publisher = self.saving = None
+            gc.collect()
         self.trainer = self._make(self.cfg, self.rank, self.world_size, master_addr, master_port)
         return self.trainer.layout()
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing is being written any more. The answer comes once the calls before have ended."""
+        return self.saving is None or self.saving.is_done
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """What the trainer's method of that name returns."""
@@ -186,6 +196,7 @@ class EngineActor(Actor):
         super().__init__(run, process_name(index, node_rank))
         self.index, self.node_rank = index, node_rank
         self.process: Server | None = None
+        self._endpoint: Endpoint | None = None
         self._released: set[str] = set()  # tags of memory that the server does not hold
 
     def meet(self) -> Rendezvous:
@@ -195,9 +206,12 @@ class EngineActor(Actor):
         return self._meeting.enter_context(open_rendezvous(self.host(), self.run.mark))
 
     def start(self, devices: Sequence[str], rendezvous: Rendezvous | None) -> Endpoint:
-        """Start the server on `devices` (none: those Ray gave) and wait until it answers."""
+        """Start the server on `devices` (none: those Ray gave) and wait until it answers. One that was started for a
+        driver that was killed goes on."""
         from slime.engines.software import software
 
+        if self._endpoint:
+            return self._endpoint
         self._released = set()
         is_frozen = self.index >= len(self.run.topology.group_of_engine)
         self.process = software(self.cfg.cluster.device, self.cfg.rollout.backend).server(
@@ -211,7 +225,8 @@ class EngineActor(Actor):
             key=None if is_frozen else self.run.key,  # rewards get it, who are not to ask the others
             mark=self.run.mark,
         )
-        return self.process.start()
+        self._endpoint = self.process.start()
+        return self._endpoint
 
     def release_memory(self, *tags: str) -> None:
         """Release those of `tags` that the server holds."""
@@ -236,6 +251,7 @@ class EngineActor(Actor):
 
     def stop(self) -> None:
         self._meeting.close()
+        self._endpoint = None
         if self.process:
             self.process.stop()
 

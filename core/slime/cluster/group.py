@@ -15,7 +15,8 @@ from slime.cluster.actors import Actor, EngineActor, RunInfo, TrainerActor, remo
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
 from slime.cluster.host_return import HostReturn
-from slime.cluster.placement import Slot, reserve, this_node
+from slime.cluster.left import left_actors, new_name
+from slime.cluster.placement import Slot, lasting, reserve, this_node
 from slime.cluster.ray_starter import RayHere
 from slime.cluster.trainers import TrainerGroup
 from slime.cluster.watch import Member
@@ -84,22 +85,26 @@ def open_cluster(
         require_ready: called with Ray's ids of the hosts before anything starts on them.
     """
     with here.everywhere(topology, logs) as hosts:
-        slots = reserve(topology, tell)
+        slots = reserve(topology, tell, is_left=here.is_left)
         require_ready(slots.nodes)
+        trained = [f"trainer-{rank}" for rank in range(len(slots.trainers))]
+        names = [[process_name(index, rank) for rank in range(len(nodes))] for index, nodes in enumerate(slots.engines)]
+        left = left_actors(trained, [*chain(*names)], tell) if here.is_left else {}
         run = RunInfo(_for_actors(topology), logs, new_key(), here.mark, slots.nodes == {this_node()})
 
         def member(name: str, kind: type[Actor], slot: Slot, *place: int) -> Member:
             def make() -> Any:
-                return remote(kind, **slots.options(slot)).remote(run, *place)
+                options = slots.options(slot) | lasting(topology.cluster, new_name(name))
+                return remote(kind, **options).remote(run, *place)
 
-            return Member(name, make(), make)
+            return Member(name, left.get(name) or make(), make)
 
         trainers = [
-            member(f"trainer-{rank}", TrainerActor, slot, rank, len(slots.trainers))
-            for rank, slot in enumerate(slots.trainers)
+            member(name, TrainerActor, slot, rank, len(slots.trainers))
+            for rank, (name, slot) in enumerate(zip(trained, slots.trainers, strict=True))
         ]
         processes = [
-            [member(process_name(index, rank), EngineActor, slot, index, rank) for rank, slot in enumerate(nodes)]
+            [member(names[index][rank], EngineActor, slot, index, rank) for rank, slot in enumerate(nodes)]
             for index, nodes in enumerate(slots.engines)
         ]
         calls = Calls(

@@ -25,6 +25,8 @@ HOST_LABEL = "slime-host"
 """Label of a Ray node: which host of the topology it is, or line of the hostfile, counted from 0."""
 NODE_LABEL = "ray.io/node-id"
 """Label that Ray gives each node: its id."""
+GROUP = "run"
+"""Name of the placement group that outlives a driver."""
 WAITING_S = 10.0
 """How often it is told what is waited for."""
 POLL_S = 1
@@ -66,6 +68,11 @@ class Slots:
                 placement_group=self.group, placement_group_bundle_index=self.places.bundle(slot.bundle)
             ),
         }
+
+
+def lasting(cluster: ClusterConfig, name: str) -> dict[str, Any]:
+    """Ray's options of something that outlives a driver, where that may be."""
+    return {"name": name, "lifetime": "detached"} if cluster.driver_grace_s else {}
 
 
 def this_node() -> str:
@@ -132,7 +139,7 @@ def bundles(topology: Topology) -> list[dict[str, float]]:
     return [{name: count for name, count in bundle.items() if count} for bundle in found]
 
 
-def reserve(topology: Topology, tell: Subscriber) -> Slots:
+def reserve(topology: Topology, tell: Subscriber, *, is_left: bool = False) -> Slots:
     """Reserve every device of the run at once, as soon as others leave them free.
 
     Each host of the topology gets a Ray node of its own, and its processes go there: no engine and no tensor-parallel
@@ -141,12 +148,13 @@ def reserve(topology: Topology, tell: Subscriber) -> Slots:
 
     Args:
         tell: told what is waited for, from the first second.
+        is_left: another driver of the run has reserved them.
 
     Raises:
         SlimeError: Ray has too few devices, taken ones included, or they are not free within `start_timeout_s`; it has
             no host that `cluster.exclude` names.
     """
-    from ray.util.placement_group import placement_group, placement_group_table
+    from ray.util.placement_group import get_placement_group, placement_group, placement_group_table
 
     import ray
 
@@ -161,10 +169,15 @@ def reserve(topology: Topology, tell: Subscriber) -> Slots:
     asked = [{HOST_LABEL: str(host)} for host in numbers] if all(HOST_LABEL in node["Labels"] for node in nodes) else []
     if excluded:
         asked = [{**each, NODE_LABEL: f"!in({','.join(excluded)})"} for each in asked or [{}] * len(wanted)]
-    group = placement_group(
-        wanted,
-        strategy="STRICT_SPREAD" if apart else "SPREAD",
-        bundle_label_selector=asked or None,
+    group = (
+        get_placement_group(GROUP)
+        if is_left
+        else placement_group(
+            wanted,
+            strategy="STRICT_SPREAD" if apart else "SPREAD",
+            bundle_label_selector=asked or None,
+            **lasting(cluster, GROUP),
+        )
     )
     limit_s, started = cluster.start_timeout_s, time.monotonic()
     told = started - WAITING_S

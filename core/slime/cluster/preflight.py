@@ -11,19 +11,22 @@ from slime.topology.topology import Topology
 from slime.weights.transports import written_folders
 
 
-def require_ready(topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool) -> None:
+def require_ready(
+    topology: Topology, run: RunDir, nodes: Collection[str], *, writes: bool, is_left: bool = False
+) -> None:
     """Take the folders, then ask every installed preflight (hook `slime_preflights`). Ray is up, and nothing of the run
     has started.
 
     Args:
         nodes: Ray's ids of the hosts.
         writes: the run will write checkpoints.
+        is_left: its processes are there, left by another driver, for whom the hosts were ready.
 
     Raises:
         SlimeError: a folder is another run's, or hosts are not ready: all that is wrong, each with its hosts.
     """
     take_folders(topology, run)
-    for preflight in plugins.load().registries["preflight"]:
+    for preflight in () if is_left else plugins.load().registries["preflight"]:
         preflight.factory(topology, run, nodes, writes)
 
 

@@ -38,6 +38,14 @@ class RayHere(Protocol):
     def mark(self) -> str:
         """The run's mark in the names of everything temporary that it leaves on a host."""
 
+    @property
+    def is_left(self) -> bool:
+        """Whether another driver of the run has left it, which was killed, with what runs in it."""
+
+    def staying(self, seconds: float) -> AbstractContextManager[None]:
+        """Where this process is killed in the block, Ray and what runs in it stay that long (0: they end), for the next
+        `ray_here` of the same run, config and software."""
+
     def everywhere(self, topology: Topology, logs: Path) -> AbstractContextManager[RayHosts]:
         """Ray on the run's other hosts, too, until the block ends.
 
@@ -49,17 +57,20 @@ class RayHere(Protocol):
         """
 
 
-def ray_here(topology: Topology) -> AbstractContextManager[RayHere]:
+def ray_here(topology: Topology, run: Path | None = None) -> AbstractContextManager[RayHere]:
     """Ray on this host, for a run of which nothing is on the disk yet: brought up, or joined at `cluster.ray_address`,
     by what is installed. All that this process starts in the block ends soon after the block or the process, whatever
-    ends that.
+    ends that, but for `RayHere.staying`.
+
+    Args:
+        run: directory of the run that takes over what another driver of it has left.
 
     Raises:
         SlimeError: at once: this host lacks what Ray would need; in the block: Ray does not start, or is not there;
             this host is none of the run's.
     """
     (starter,) = plugins.load().registries["ray_starter"]  # a run is refused where none is installed
-    here: AbstractContextManager[RayHere] = starter.factory(topology)
+    here: AbstractContextManager[RayHere] = starter.factory(topology, run)
     return here
 
 

@@ -203,6 +203,11 @@ RULES: Sequence[Rule] = (
         lambda run: bool(launcher_name(run.cfg.cluster) or run.cfg.cluster.ray_address) or run.awaits_hosts,
     ),
     Rule(
+        "with other hosts, or a Ray that was there before: the run has to have started all of it on this host",
+        "cluster.driver_grace_s",
+        lambda run: not (launcher_name(run.cfg.cluster) or run.cfg.cluster.ray_address or run.awaits_hosts),
+    ),
+    Rule(
         "where engines share the trainers' GPUs: such hosts are not replaced",
         "cluster.spares cluster.wait_for_host_s",
         lambda run: not (run.cfg.cluster.colocated and run.cfg.cluster.on_gpus and generates(run.cfg)),

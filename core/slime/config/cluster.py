@@ -60,6 +60,10 @@ class ClusterConfig:
     hang_timeout_s: float = key(900.0, SECONDS)
     """Seconds a remote call may take before the run stops with every process's stack."""
 
+    driver_grace_s: float = key(0.0, Bound(0, 10**5))
+    """Seconds that Ray, trainers and engines stay, idle, once the driver is killed, for the same command to take over;
+    0: they end with it."""
+
     @property
     def num_hosts(self) -> int:
         """Those that the run holds, spare ones last."""

@@ -9,17 +9,18 @@ from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from slime.cluster.ray_starter import RayHere
     from slime.topology.topology import Topology
 
 
 @hookimpl
-def slime_ray_starters() -> Mapping[str, Callable[[Topology], AbstractContextManager[RayHere]]]:
+def slime_ray_starters() -> Mapping[str, Callable[..., AbstractContextManager[RayHere]]]:
     return {"ray": _here}
 
 
-def _here(topology: Topology) -> AbstractContextManager[RayHere]:
+def _here(topology: Topology, run: Path | None = None) -> AbstractContextManager[RayHere]:
     from slime_cluster.ray.starter import here
 
-    return here(topology)
+    return here(topology, run)

@@ -16,15 +16,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from slime.engines.scratch import how_ended
 from slime.errors import EXIT_ERROR, Death, SlimeError
 from slime_cluster.ray.folders import ray_folder
-from slime_cluster.ray.reaper import UNKNOWN
+from slime_cluster.ray.reaper import UNKNOWN, is_alive
 from slime_cluster.ray.signals import signals_postponed
 
 POLL_S = 0.1
@@ -44,13 +46,17 @@ def start_environment(limit_s: float) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def started_our_way(limit_s: float, own: OwnRay | None = None) -> Iterator[None]:
+def started_our_way(limit_s: float, own: OwnRay | None = None, *, may_stay: bool = False) -> Iterator[None]:
     """Ray that is started in the block has no dashboard, autoscaler or log monitor, and `limit_s` seconds to start;
     `own` is told of it. A run uses none of the three Python processes, and `ray.init` waits for the dashboard's even
-    where it is told to do without: half of Ray's start. It has no way to say so, nor to wait longer than 30 seconds."""
+    where it is told to do without: half of Ray's start. It has no way to say so, nor to wait longer than 30 seconds.
+    Unless it `may_stay`, the kernel ends it with this process."""
     from ray._private import node, services, worker
 
     class Node(node.Node):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | ({"spawn_reaper": False} if may_stay else {}))
+
         def start_head_processes(self) -> None:
             if own:
                 own.node = self
@@ -159,7 +165,9 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _end_of(node: Any, name: str) -> str:
-    """The end of Ray's process `name`; empty while it lives, or if another process started it."""
+    """The end of Ray's process `name`; empty while it lives, or if it was not started for this run."""
+    if isinstance(node, LeftNode):
+        return node.end_of(name)
     for info in getattr(node, "all_processes", {}).get(name, ()):
         if (code := info.process.poll()) is not None:
             return f"(pid {info.process.pid}) {how_ended(code)}"
@@ -188,6 +196,32 @@ def _death(node: Any) -> Death | None:
             where = f"Ray's {name} on {socket.gethostname()}"
             return Death(f"{end}{words}", where=where, todo="Start the same command again to resume.")
     return None
+
+
+class LeftNode:
+    """In the place of Ray's own object: its processes, which another driver of the run has started.
+
+    Args:
+        pids: by name.
+        logs: folder of their logs.
+    """
+
+    def __init__(self, pids: Mapping[str, int], logs: str) -> None:
+        self._processes, self._logs = {name: psutil.Process(pid) for name, pid in pids.items()}, logs
+
+    def end_of(self, name: str) -> str:
+        """As `_end_of`. How it has ended, its parent alone would know."""
+        process = self._processes[name]
+        return "" if is_alive(process) else f"(pid {process.pid}) has ended"
+
+    def get_logs_dir_path(self) -> str:
+        return self._logs
+
+    def end(self) -> None:
+        """End them, and with the raylet all that runs in Ray."""
+        for process in self._processes.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
 
 
 class OwnRay:

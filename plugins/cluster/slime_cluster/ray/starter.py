@@ -1,4 +1,4 @@
-"""Ray of a run: one that is there, or one that dies with this process."""
+"""Ray of a run: one that is there, one that dies with this process, or one that another driver has left."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from slime.config.schema import ClusterConfig, SlimeConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.plan.commands import join
+from slime.run_config import container
 from slime.topology.launcher import Order, RemoteProcess, ThisHost, launcher_of
 from slime.topology.topology import Topology
 from slime_cluster.ray.folders import ray_folder
 from slime_cluster.ray.gpus import require_gpus
 from slime_cluster.ray.joining import Hosts
-from slime_cluster.ray.node import OwnRay, signals_kept, start_environment, started_our_way
-from slime_cluster.ray.reaper import reaped
+from slime_cluster.ray.left import Record, taken_over
+from slime_cluster.ray.node import LeftNode, OwnRay, signals_kept, start_environment, started_our_way
+from slime_cluster.ray.reaper import Reaper, reaped
 
 HANGS = 5
 """Times `cluster.start_timeout_s`, which each of Ray's processes has: a start that takes longer hangs in Ray itself."""
@@ -49,14 +51,14 @@ def object_store_bytes(cfg: SlimeConfig) -> int:
     return SMALL_CALLS_BYTES + int(1.1 * TOKEN_BYTES * num_tokens)  # sequences are padded
 
 
-def here(topology: Topology) -> contextlib.AbstractContextManager[LocalRay]:
+def here(topology: Topology, run: Path | None = None) -> contextlib.AbstractContextManager[LocalRay]:
     """The Ray of `slime.cluster.ray_starter.ray_here`."""
     require_gpus(topology.cluster)
-    return _here(topology)
+    return _here(topology, run)
 
 
 @contextlib.contextmanager
-def _here(topology: Topology) -> Iterator[LocalRay]:
+def _here(topology: Topology, run: Path | None) -> Iterator[LocalRay]:
     cluster, mark = topology.cluster, secrets.token_hex(4)
     launcher = launcher_of(cluster)
     hosts = launcher.hosts(cluster) if launcher else []
@@ -64,11 +66,17 @@ def _here(topology: Topology) -> Iterator[LocalRay]:
     processes = topology.num_processes
     num_slots = processes[own.number] if own else sum(processes)
     store = object_store_bytes(topology.config)
-    with (
-        reaped(mark) as reaper,
-        ray_cluster(cluster, num_slots, store, own, mark=mark, note=reaper.note) as started,
-    ):
-        yield LocalRay(mark, started, hosts, own)
+    with contextlib.ExitStack() as stack:
+        left: Record | None = None
+        if found := run and stack.enter_context(taken_over(run, container(topology.config))):
+            left, reaper = found
+            mark = left.mark
+        else:
+            reaper = stack.enter_context(reaped(mark))
+        started = stack.enter_context(
+            ray_cluster(cluster, num_slots, store, own, mark=mark, note=reaper.note, left=left)
+        )
+        yield LocalRay(mark, started, hosts, own, reaper, run, left)
 
 
 @dataclass(frozen=True)
@@ -79,12 +87,34 @@ class LocalRay:
         started: what runs on this host.
         hosts: that the launcher brings up, this one among them.
         own: this host among them; None without a launcher.
+        left: what another driver of the run in the directory `run` has started.
     """
 
     mark: str
     started: OwnRay
     hosts: Sequence[str]
     own: ThisHost | None
+    reaper: Reaper
+    run: Path | None
+    left: Record | None
+
+    @property
+    def is_left(self) -> bool:
+        return self.left is not None
+
+    @contextlib.contextmanager
+    def staying(self, seconds: float) -> Iterator[None]:
+        if not seconds or not self.run:
+            yield
+            return
+        record = self.left or Record.of(self.mark, self.started.node)
+        written = record.write(self.run)
+        self.reaper.stay(record.stay(self.run, seconds))
+        try:
+            yield
+        finally:
+            self.reaper.stay(None)
+            written.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def everywhere(self, topology: Topology, logs: Path) -> Iterator[Hosts]:
@@ -130,18 +160,20 @@ def ray_cluster(
     *,
     mark: str = "",
     note: Callable[[str], None] = lambda words: None,
+    left: Record | None = None,
 ) -> Iterator[OwnRay]:
     """Connect to `cluster.ray_address`, or start Ray on this host with `num_slots` logical CPUs on cpu.
 
     Ray's processes are tied to this one by the kernel (parent-death signal), so none survives a `kill -9` of the
-    driver. Token authentication stays on: a missing token is made for a cluster we start. Its logs and sockets lie in
-    a folder that is the user's alone, and go with it.
+    driver; with `cluster.driver_grace_s` it is the reaper that ends them. Token authentication stays on: a missing
+    token is made for a cluster we start. Its logs and sockets lie in a folder that is the user's alone, and go with it.
 
     Args:
         store_bytes: size of the object store of a Ray that is started.
         own: this host, if others are to join.
         mark: of the run, in the name of that folder.
         note: keeps what is to be said if Ray ends this process.
+        left: the Ray to connect to, which ends with the block like one that is started here.
 
     Raises:
         SlimeError: Ray does not start, or is not there, or one of its processes on this host has died.
@@ -155,17 +187,24 @@ def ray_cluster(
 
     # The workers import this checkout and the environment's plugins by the paths of the driver.
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    options |= {"namespace": mark} if mark else {}
     here = OwnRay(note)
     with contextlib.ExitStack() as stack:
-        if cluster.ray_address:
+        if left:
+            make_token()
             starting: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            options["address"], todo = left.address, "Start the same command again."
+            here.node = node = LeftNode(left.pids, left.ray_logs)
+            stack.callback(node.end)
+        elif cluster.ray_address:
+            starting = contextlib.nullcontext()
             options["address"] = cluster.ray_address
             todo = "Check it and the token in ~/.ray/auth_token, or leave `cluster.ray_address` empty to start Ray."
         else:
             make_token()
             folder = ray_folder(mark)
             stack.callback(shutil.rmtree, folder.parent, ignore_errors=True)
-            starting = started_our_way(cluster.start_timeout_s, here)
+            starting = started_our_way(cluster.start_timeout_s, here, may_stay=bool(cluster.driver_grace_s))
             options |= _of_own(cluster, num_slots, store_bytes, own) | {"_temp_dir": str(folder)}
             todo = "Start the same command again; raise cluster.start_timeout_s if the machine was only slow."
         stack.callback(here.close)

@@ -7,14 +7,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from slime_cluster.ray.reaper import GRACE_S, wait_until_gone
+from slime_cluster.ray.reaper import GRACE_S, LOOK_S, end_unguarded, wait_until_gone
+from slime_testing.patience import Patience
 
 DRIVER = """
 import os, subprocess, sys, tempfile
@@ -114,3 +115,101 @@ def test_an_orphan_goes_with_the_driver_that_nobody_ever_saw_with_its_parent(dri
     family = {orphan, *psutil.Process(driver.pid).children()}  # with the reaper, which removes folders and goes last
     driver.kill()
     assert wait_until_gone(family, timeout_s=20 * GRACE_S) == set()
+
+
+LEAVING = """
+import subprocess, sys
+from slime_cluster.ray.reaper import Stay, reaped
+mark, folder, seconds = sys.argv[1:]
+with reaped(mark) as reaper:
+    kept, other = (subprocess.Popen(["sleep", "1000"], start_new_session=True).pid for _ in range(2))
+    reaper.stay(Stay(float(seconds), folder + "/door", [kept], folder + "/record"))
+    {inside}
+    print(kept, other, flush=True)
+    sys.stdin.read()
+"""
+TAKING = """
+import subprocess, sys
+from slime_cluster.ray.reaper import END, call
+called = call(sys.argv[1])
+own = subprocess.Popen(["sleep", "1000"]).pid
+print(own, flush=True)
+sys.stdin.read()
+called.sendall(END)
+called.recv(1)
+"""
+
+
+@pytest.fixture
+def leave(tmp_path: Path, mark: str) -> Iterator[Callable[..., list[psutil.Process]]]:
+    """Kills a driver that wants a process to stay; returns that, one that is not to stay, and the reaper."""
+    started = []
+
+    def leave(seconds: float, inside: str = "pass") -> list[psutil.Process]:
+        (tmp_path / "record").touch()
+        command = [sys.executable, "-c", LEAVING.format(inside=inside), mark, str(tmp_path), str(seconds)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+            assert driver.stdout
+            kept, other = (psutil.Process(int(pid)) for pid in driver.stdout.readline().split())
+            started.extend([kept, other, *psutil.Process(driver.pid).children()])
+            driver.kill()
+        return [kept, other, *(process for process in started if process not in (kept, other))]
+
+    yield leave
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+Leave = Callable[..., list[psutil.Process]]
+
+
+@pytest.mark.slow
+def test_what_stays_is_taken_over_and_ends_with_the_second_driver(leave: Leave, tmp_path: Path) -> None:
+    kept, other, reaper = leave(1000)
+    command = [sys.executable, "-c", TAKING, str(tmp_path / "door")]
+    assert Patience(20, list).wait_for((tmp_path / "door").exists)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as second:
+        assert second.stdout
+        own = psutil.Process(int(second.stdout.readline()))
+        assert wait_until_gone({kept, other, reaper, own}, timeout_s=0) == {kept, reaper, own}
+        time.sleep(2 * LOOK_S)
+        assert kept.is_running()
+        second.communicate()
+    assert wait_until_gone({kept, reaper, own}, timeout_s=20 * GRACE_S) == set()
+    assert not (tmp_path / "record").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", ["reaper.stay(None)", "reaper.note('slime: Ray is gone')"])
+def test_nothing_stays_of_a_driver_that_takes_it_back_or_has_told_its_end(leave: Leave, inside: str) -> None:
+    assert wait_until_gone({*leave(1000, inside)}, timeout_s=20 * GRACE_S) == set()
+
+
+@pytest.mark.slow
+def test_nobody_comes_in_time(leave: Leave, tmp_path: Path) -> None:
+    kept, _, reaper = leave(2)
+    assert Patience(20, list).wait_for((tmp_path / "door").exists)
+    assert kept.is_running()
+    assert wait_until_gone({kept, reaper}, timeout_s=20 * GRACE_S) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["reaper", "kept"])
+def test_a_word_to_the_reaper_and_the_end_of_what_stays_end_all(leave: Leave, tmp_path: Path, victim: str) -> None:
+    kept, _, reaper = leave(1000)
+    assert Patience(20, list).wait_for((tmp_path / "door").exists)
+    {"reaper": reaper, "kept": kept}[victim].terminate()
+    assert wait_until_gone({kept, reaper}, timeout_s=20 * GRACE_S) == set()
+
+
+@pytest.mark.slow
+def test_what_nobody_guards_any_more_is_ended(leave: Leave, tmp_path: Path, mark: str) -> None:
+    kept, _, reaper = leave(1000)
+    assert Patience(20, list).wait_for((tmp_path / "door").exists)
+    end_unguarded(mark)
+    assert kept.is_running(), "its reaper lives"
+    reaper.kill()
+    reaper.wait()
+    end_unguarded(mark)
+    assert wait_until_gone({kept}, timeout_s=0) == set()

@@ -97,6 +97,8 @@ def join(cfg: SlimeConfig, rank: int, world_size: int, store: Any) -> None:
     if cuda:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     apply_fixups()
+    if dist.is_initialized():  # of a trainer that this process was before
+        dist.destroy_process_group()
     timeout = timedelta(seconds=cfg.cluster.hang_timeout_s)
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     make_groups(cfg)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import tempfile
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,27 @@ def test_supervised_training_learns_its_samples(results: dict[str, Any]) -> None
     losses = results["supervised"]
     assert losses[0] == pytest.approx(math.log(HF["vocab_size"]), abs=1.5)  # a random model knows nothing
     assert losses[-1] < losses[0] - 1
+
+
+def made_again(rank: Rank, model: Path) -> tuple[list[list[float]], list[bool]]:
+    """Losses of two trainers, the second in the place of the first, and whether parts of the first are still there."""
+    losses, parts = [], []
+    for _ in range(2):
+        trainer = start(rank.again(), model)
+        (batch,) = packed(trainer, recorded())
+        losses.append([trainer.train([batch], step, "sft")["loss"] for step in range(3)])
+        saved = Path(tempfile.mkdtemp(dir=model.parent))
+        trainer.begin_save(saved).wait()
+        parts.append([weakref.ref(trainer.model.modules[0]), weakref.ref(trainer.optimizer)])
+        del trainer
+        gc.collect()
+    return losses, [part() is not None for part in parts[0]]
+
+
+def test_a_trainer_that_is_made_again_learns_the_same_and_keeps_nothing_of_the_first(results: dict[str, Any]) -> None:
+    (first, second), are_there = results["again"]
+    assert first == second
+    assert are_there == [False, False]
 
 
 def losses_by_packing(rank: Rank, model: Path, loss_mean: str) -> list[dict[str, float]]:
@@ -294,6 +318,7 @@ def test_reinforcement_learning_starts_with_fresh_moments_and_its_own_learning_r
 
 SCENARIOS = {
     "supervised": supervised_losses,
+    "again": made_again,
     "packing by token": partial(losses_by_packing, loss_mean="token"),
     "packing by sample": partial(losses_by_packing, loss_mean="sample"),
     "what is left": of_what_is_left,
