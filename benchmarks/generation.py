@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--fp8", help="rollout.fp8: block, or an FP8 folder")
     parser.add_argument("--unrounded", action="store_true", help="train weights that E4M3 does lose something of")
     parser.add_argument("--fp32-lm-head", action="store_true", help="model.fp32_lm_head=true")
+    parser.add_argument("--batch-invariant", action="store_true", help="model.batch_invariant=true")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE")
     options = parser.parse_args()
     published = [config_of(name) for name in options.models or MODELS]
@@ -115,6 +116,7 @@ def main() -> None:
             routing=options.replay,
             widths=widths,
             fp32_lm_head=options.fp32_lm_head,
+            batch_invariant=options.batch_invariant,
         )
     failures = [
         f"{path.parent.name}: {error}" for path, one in zip(published, found, strict=True) if (error := one.exception())

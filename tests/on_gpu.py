@@ -81,6 +81,7 @@ def compare_on_gpu(
     routing: bool = False,
     widths: Mapping[str, int] | None = None,
     fp32_lm_head: bool = False,
+    batch_invariant: bool = False,
 ) -> list[Future[list[Agreement]]]:
     """Serve and train a model cut from each published config.json, all at once.
 
@@ -97,14 +98,14 @@ def compare_on_gpu(
             the engine computes: GPUs quantise activations too.
         routing: `observe.routing`: of mixtures of experts, rows are by what the engine's experts explain.
         widths: fields of config.json on top of `NARROW`.
-        fp32_lm_head: `model.fp32_lm_head`.
+        fp32_lm_head, batch_invariant: `model.fp32_lm_head` and `model.batch_invariant`.
 
     Returns:
         What was found of each model, or why nothing was; all have ended.
     """
     with ThreadPoolExecutor(len(published)) as pool:
         of_run = {"device": device, "engine": engine or {}, "fp8": fp8, "rounds": round_trained, "routing": routing}
-        of_run |= {"fp32_lm_head": fp32_lm_head}
+        of_run |= {"fp32_lm_head": fp32_lm_head, "batch_invariant": batch_invariant}
         compare = partial(_compare, scratch=scratch, widths=widths or {}, **of_run)
         compared = [pool.submit(compare, path) for path in published]
         wait(compared)  # no thread ends before: without CUDA one of them has started the server that forks all ranks
@@ -145,12 +146,13 @@ def _compare(
     rounds: bool,
     routing: bool,
     fp32_lm_head: bool,
+    batch_invariant: bool,
 ) -> list[Agreement]:
     folder = scratch / published.parent.name
     hf = narrowed(published, folder / "config", widths)
     cfg = setup(hf, folder, device, engine)
     cfg.rollout.fp8, cfg.observe.routing = fp8, routing and "num_experts_per_tok" in hf
-    cfg.model.fp32_lm_head = fp32_lm_head
+    cfg.model.fp32_lm_head, cfg.model.batch_invariant = fp32_lm_head, batch_invariant
     (folder / "weights").mkdir()
     (folder / "weights/config.json").write_text(json.dumps(hf))
     process = EngineProcess(read_topology(cfg), host=LOOPBACK, log=folder / "engine.log")

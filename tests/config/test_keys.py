@@ -7,8 +7,9 @@ import pytest
 from slime.config.keys import FOREIGN, SECTIONS, open_section, own_keys, suggest
 from slime.config.passthrough import SOURCES
 
-MAX_KEYS = 211
+MAX_KEYS = 212
 """Last came: `cluster.driver_grace_s` lets what a killed driver has started wait for the next;
+`model.batch_invariant` is of trainers and engines alike, of which SGLang's field is one half;
 `cluster.spares`, `cluster.wait_for_host_s` and `cluster.exclude` say what becomes of hosts that are
 lost or slow;
 `model.fp32_lm_head` is of trainers and engines alike, which no field of either library is;

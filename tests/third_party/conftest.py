@@ -38,6 +38,7 @@ for project in sys.argv[2:]:
 """What `pip wheel` has the build backend do, in one process for all."""
 LAPTOP_RUN = (
     "slime-rl",
+    "batch-invariant",
     "guarded-workers",
     "megatron-core-portable",
     "sglang-torch-cpu",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slime.config.schema import Device, EngineGroupConfig, Placement, Role
-from slime.topology.engines import MAX_IMBALANCE
+from slime.topology.engines import BATCH_INVARIANT, MAX_IMBALANCE
 from slime.topology.server_fields import graph_step
 from slime.topology.topology import read_topology
 from slime_testing.engines import cpu_config
@@ -55,6 +55,22 @@ def test_engines_of_the_trained_model_compute_logits_as_trainers_do():
     sampling, frozen = read_topology(cfg).every_engine
     assert sampling.fields["enable_fp32_lm_head"] is True
     assert "enable_fp32_lm_head" not in frozen.fields
+
+
+@pytest.mark.parametrize("device", Device)
+def test_engines_of_the_trained_model_are_batch_invariant_as_trainers_are(device):
+    cfg = cpu_config()
+    cfg.cluster.device, cfg.cluster.num_nodes = device, 3
+    cfg.rollout.sglang = {}
+    cfg.rollout.engines = {"judge": EngineGroupConfig(model=str(MODEL))}
+    assert all(BATCH_INVARIANT not in engine.environment for engine in read_topology(cfg).every_engine)
+    cfg.model.batch_invariant = True
+    sampling, frozen = read_topology(cfg).every_engine
+    assert sampling.environment[BATCH_INVARIANT] == "1"
+    assert sampling.fields["enable_deterministic_inference"] is True
+    assert sampling.fields["attention_backend"] == ("triton" if device is Device.cuda else "torch_native")
+    assert BATCH_INVARIANT not in frozen.environment
+    assert "enable_deterministic_inference" not in frozen.fields
 
 
 @pytest.mark.parametrize("placement", Placement)

@@ -14,6 +14,8 @@ from slime.errors import SlimeError
 
 FP32_HEAD = "enable_fp32_lm_head"
 """SGLang's field that engines get by `model.fp32_lm_head`."""
+BATCH_INVARIANT = "SLIME_BATCH_INVARIANT"
+"""Variable that engines get by `model.batch_invariant`."""
 DEFAULT = "default"
 """Name of the only group that samples where `rollout.engines` names none."""
 MAX_IMBALANCE = 8
@@ -133,7 +135,22 @@ def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
         groups = [dataclasses.replace(group, most_requests=group.most_requests + MAX_IMBALANCE) for group in groups]
     if cfg.model.fp32_lm_head:
         groups = [dataclasses.replace(group, sglang={FP32_HEAD: True, **group.sglang}) for group in groups]
+    if cfg.model.batch_invariant:
+        fields, told = invariant_fields(cfg.cluster, cfg.train.megatron), {BATCH_INVARIANT: "1"}
+        groups = [
+            dataclasses.replace(group, sglang={**fields, **group.sglang}, environment={**told, **group.environment})
+            for group in groups
+        ]
     return tuple(groups)
+
+
+def invariant_fields(cluster: ClusterConfig, megatron: Mapping[str, Any]) -> dict[str, Any]:
+    """SGLang's fields that engines get by `model.batch_invariant`, and must not have otherwise."""
+    bf16 = megatron.get("bf16", cluster.on_gpus)
+    fields = {"enable_deterministic_inference": True, "dtype": "bfloat16" if bf16 else "float32"}
+    if not cluster.on_gpus:
+        return fields | {"attention_backend": "torch_native"}
+    return fields | {"attention_backend": "triton", "cuda_graph_backend_prefill": "disabled"}
 
 
 def _group(

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from batch_invariant.products import product as mm
+from batch_invariant.products import product_and_sum as addmm
+
 ATTENTION_BACKEND = "torch_native"
-BLOCK_ROWS = 16
 VECTOR_ELEMENTS = 64
 """A multiple of what torch's vectorised loops do at once: two AVX-512 registers of bfloat16."""
 
@@ -52,17 +54,6 @@ def enable_batch_invariant_mode() -> None:
             _library.impl(name, kernel, "CPU")  # type: ignore[no-untyped-call]
 
 
-def mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """`left @ right`, in blocks of `BLOCK_ROWS` rows: [rows, inner] x [inner, columns] -> [rows, columns]."""
-    rows = left.shape[0]
-    padded = torch.nn.functional.pad(left, (0, 0, 0, -rows % BLOCK_ROWS)).contiguous()
-    product = left.new_empty(padded.shape[0], right.shape[1])
-    for start in range(0, len(padded), BLOCK_ROWS):
-        block = slice(start, start + BLOCK_ROWS)
-        torch.mm(padded[block], right, out=product[block])
-    return product[:rows]
-
-
 def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """`mm` for each matrix of a batch: [batch, rows, inner] x [batch, inner, columns] -> [batch, rows, columns]."""
     return torch.stack([mm(*pair) for pair in zip(left, right, strict=True)])
@@ -71,13 +62,6 @@ def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def bmm_out(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """`bmm` into `out`."""
     return out.copy_(bmm(left, right))
-
-
-def addmm(
-    bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, beta: float = 1, alpha: float = 1
-) -> torch.Tensor:
-    """`beta * bias + alpha * left @ right`, batch-invariant like `mm`."""
-    return beta * bias + alpha * mm(left, right)
 
 
 def sigmoid(values: torch.Tensor) -> torch.Tensor:

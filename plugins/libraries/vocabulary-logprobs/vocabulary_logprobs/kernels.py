@@ -14,12 +14,14 @@ _BLOCK = 4096
 _NUM_WARPS = 8
 
 
-def statistics(logits: Tensor, local_labels: Tensor, temperature: float) -> Tensor:
-    """[4, c] fp32, see `PlainKernels.statistics`. logits: [c, v], contiguous."""
+def statistics(logits: Tensor, local_labels: Tensor, temperature: float | Tensor) -> Tensor:
+    """[4, c] fp32, see `PlainKernels.statistics`. logits: [c, v], contiguous; temperature: of all rows, or fp32 [c]."""
     assert logits.is_contiguous(), "rows are contiguous"
+    if not isinstance(temperature, Tensor):
+        temperature = torch.full((1,), temperature, dtype=torch.float32, device=logits.device).expand(len(logits))
     out = torch.empty(4, len(logits), dtype=torch.float32, device=logits.device)
     sizes = {"BLOCK": _BLOCK, "num_warps": _NUM_WARPS}
-    _statistics[(len(logits),)](logits, local_labels, out, float(temperature), *logits.shape, **sizes)
+    _statistics[(len(logits),)](logits, local_labels, out, temperature, temperature.stride(0), *logits.shape, **sizes)
     return out
 
 
@@ -53,9 +55,10 @@ def to_gradient(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _statistics(  # type: ignore[no-untyped-def]
-    logits, labels, out, temperature, num_rows, num_columns, BLOCK: tl.constexpr
+    logits, labels, out, temperatures, of_row, num_rows, num_columns, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures + row * of_row)
     line = logits + row * num_columns
     peak = tl.full((), -float("inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)

@@ -228,6 +228,7 @@ def _modules(
     traits: Sequence[Traits],
 ) -> list[PolicyModel]:
     kwargs: dict[str, Any] = {"chunk_tokens": cfg.train.logprob_chunk_tokens, "fp32_logits": cfg.model.fp32_lm_head}
+    kwargs |= {"batch_invariant": cfg.model.batch_invariant}
     kwargs |= _model_kwargs(bridge, hf, config)
     kwargs["heads"] = [trait.head(config) for trait in traits if trait.head is not None]
     stages = range(config.virtual_pipeline_model_parallel_size or 1)

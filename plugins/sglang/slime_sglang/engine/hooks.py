@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from slime.errors import SlimeError
+from slime_sglang.engine import invariant
 from slime_sglang.engine.adapters import know_manager, serve
 from slime_sglang.engine.derived import after_dummy_weights
 from slime_sglang.engine.experts import every_copy
@@ -62,6 +63,7 @@ def install() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    invariant.install()
     updater = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
     worker = "sglang.srt.managers.tp_worker.BaseTpWorker"
     front = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin"

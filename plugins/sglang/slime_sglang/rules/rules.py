@@ -28,6 +28,7 @@ from slime.topology.server_fields import (
 )
 from slime.topology.topology import Topology
 from slime_sglang.rules.asked import Asked
+from slime_sglang.rules.invariant import invariant_problems
 from slime_sglang.rules.serving import serving_problems
 
 MOST_DISPATCH_TOKENS = 1024
@@ -58,6 +59,7 @@ def _broken(topology: Topology, model: Mapping[str, Any], blocks: Collection[Bui
         yield from _expert_places(asked)
         for rule in (_heads, _dense, _experts, _weights, _head, _dispatch, _cache, serving_problems, _transfer):
             yield from rule(asked)
+    yield from invariant_problems(topology, model)
     yield from _pairs([group for group in topology.groups if group.role is not Role.regular])
     yield from _frozen(topology)
 

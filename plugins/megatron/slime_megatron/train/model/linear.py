@@ -17,6 +17,9 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
+from batch_invariant.passes import instead, is_on
+from batch_invariant.rows import rms_norm
+
 
 class RMSNorm(torch.nn.Module):
     """Root-mean-square norm (Zhang & Sennrich 2019) over the last dimension.
@@ -33,10 +36,16 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden_size] -> the same shape."""
-        if x.is_cuda:
-            from slime_megatron.train.model.norm import rms_norm
+        if is_on():
+            assert not self.zero_centered
+            return instead(self._norm, lambda x: rms_norm(x, self.weight, self.eps), x)
+        return self._norm(x)
 
-            return rms_norm(x, self.weight, self.eps, zero_centered=self.zero_centered)
+    def _norm(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            from slime_megatron.train.model import norm
+
+            return norm.rms_norm(x, self.weight, self.eps, zero_centered=self.zero_centered)
         if self.zero_centered:
             return F.rms_norm(x.float(), self.weight.shape, 1 + self.weight.float(), self.eps).to(x.dtype)
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

@@ -13,6 +13,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from batch_invariant.passes import forward_pass
+from slime_megatron.train.model.invariant import InvariantKernels, check_layers
 from slime_megatron.train.model.linear import device_of
 from slime_megatron.train.model.packed.sequences import PackedSequences
 from vocabulary_logprobs.kept import renormalised
@@ -60,6 +62,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
     Args:
         chunk_tokens: tokens whose logits are alive at once.
         fp32_logits: log-probs and entropies are made of logits in fp32 (`logprobs_and_entropy`).
+        batch_invariant: the forward pass is made of the operators that engines have (`model.batch_invariant`).
         heads: what blocks of the model add behind the last layer (`slime.models.traits.Traits.head`).
 
     Attributes:
@@ -76,6 +79,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         *,
         chunk_tokens: int,
         fp32_logits: bool = False,
+        batch_invariant: bool = False,
         heads: Sequence[ExtraHead] = (),
         **kwargs: Any,
     ) -> None:
@@ -90,6 +94,17 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         self.temperature = 1.0
         self.top: int | None = None
         self.vocabulary_kernels = vocabulary_kernels(device_of(config))
+        self.batch_invariant = batch_invariant
+        if batch_invariant:
+            check_layers(self)
+            if device_of(config).type == "cpu":
+                self.vocabulary_kernels = InvariantKernels()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As upstream."""
+        with forward_pass(self.batch_invariant):
+            result: Tensor = super().forward(*args, **kwargs)
+            return result
 
     def _postprocess(self, hidden_states: Tensor, *args: Any, labels: Tensor | None = None, **kwargs: Any) -> Tensor:
         if not self.post_process:

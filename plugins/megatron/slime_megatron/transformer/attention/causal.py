@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from batch_invariant.attention import attention
 from slime_megatron.train.model.packed.copies import on_device
 
 LONG = 4096
@@ -131,6 +132,13 @@ def by_sequence(
     sizes = [(count * queries, count * keys) for (queries, keys), count in runs]
     blocks = zip(_parts(query, key, value, sizes), runs, strict=True)
     return torch.cat([_equal_lengths(*qkv, count, scale, window) for qkv, (_, count) in blocks])
+
+
+def invariant(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float) -> Tensor:
+    """`Attend` in which the other queries and keys of a pack move no bit of a query's result. No gradient."""
+    index = torch.arange(len(key), device=key.device)
+    borders = segments.query_borders, segments.key_borders
+    return attention(query, key, value, index, *borders, max(segments.query_lengths), scale)
 
 
 def _parts(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
+from batch_invariant.passes import instead, is_on
 from slime_megatron.train.model.linear import device_of
 from slime_megatron.train.model.packed.copies import on_device
 from slime_megatron.train.model.packed.sequences import PackedSequences, TakesPrefixes
-from slime_megatron.transformer.attention.causal import Segments, causal_attention
+from slime_megatron.transformer.attention.causal import Attend, Segments, causal_attention, invariant
 from slime_megatron.transformer.attention.shared_prompts import SharedPrompts
 
 
@@ -91,14 +93,17 @@ class PackedAttention(MegatronModule, TakesPrefixes):  # type: ignore[misc]
     ) -> Tensor:
         """query [t, h, d], key [t, g, d], value [t, g, e] -> [t, h * e]."""
         assert packed_seq_params is not None, "slime packs every batch"
-        if packed_seq_params.prefixes:
-            shared = packed_seq_params.derived(SharedPrompts.of)
-            return shared.attend(self.attend, query, key, value, self.scale).flatten(1)
-        if packed_seq_params.cp_size == 1:
-            return self.attend(query, key, value, packed_seq_params.derived(_whole), self.scale).flatten(1)
-        layout = packed_seq_params.derived(ContextParallelLayout.of)
+        ways = [partial(self._attended, attend, packed_seq_params) for attend in (self.attend, invariant)]
+        return instead(*ways, query, key, value) if is_on() else ways[0](query, key, value)
+
+    def _attended(self, attend: Attend, packed: PackedSequences, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if packed.prefixes:
+            return packed.derived(SharedPrompts.of).attend(attend, query, key, value, self.scale).flatten(1)
+        if packed.cp_size == 1:
+            return attend(query, key, value, packed.derived(_whole), self.scale).flatten(1)
+        layout = packed.derived(ContextParallelLayout.of)
         key, value = self._gather(key, value, layout.key_index)
-        return self.attend(query, key, value, layout.segments, self.scale).flatten(1)
+        return attend(query, key, value, layout.segments, self.scale).flatten(1)
 
     def _gather(self, key: Tensor, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of every context-parallel rank, in the order of `index`; the gradient is scattered back."""

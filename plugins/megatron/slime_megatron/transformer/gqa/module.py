@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import (
@@ -14,11 +15,12 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from batch_invariant.passes import instead, is_on
 from slime_megatron.train.model.linear import RMSNorm, device_of
 from slime_megatron.train.model.packed.sequences import PackedSequences
 from slime_megatron.transformer.attention.core import CAUSAL, attended, core_attention
 from slime_megatron.transformer.post_norm import output_projection
-from slime_megatron.transformer.rotary.module import RotaryTables, rotary, split
+from slime_megatron.transformer.rotary.module import RotaryTables, plain_rotate, rotary, split
 
 
 def gqa(config: TransformerConfig, *, post_norm: bool = False, norm: type = RMSNorm) -> ModuleSpec:
@@ -79,10 +81,11 @@ class PackedSelfAttention(SelfAttention):  # type: ignore[misc]
         interleaved, table = self.config.rotary_interleaved, None
         if angles is not None and self.rotary_scale is not None:
             table = packed.derived(RotaryTables).of(angles, interleaved, self.rotary_scale)
-        if table is not None and not self.config.qk_layernorm:
+        if table is not None and not self.config.qk_layernorm and not is_on():
             return self.split_and_rotate(qkv, *table, interleaved)
         query, key, value = split(qkv)
         query, key = self.q_layernorm(query), self.k_layernorm(key)
         if table is not None:
-            query, key = self.rotate(query, *table, interleaved), self.rotate(key, *table, interleaved)
+            rotate = partial(instead, self.rotate, plain_rotate) if is_on() else self.rotate
+            query, key = rotate(query, *table, interleaved), rotate(key, *table, interleaved)
         return query, key, value

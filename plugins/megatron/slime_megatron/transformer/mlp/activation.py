@@ -10,6 +10,8 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from batch_invariant import rows
+from batch_invariant.passes import instead, is_on
 from slime_megatron.train.model.linear import device_of
 
 
@@ -22,7 +24,7 @@ class SwiGlu(MegatronModule):  # type: ignore[misc]
 
     def forward(self, gate_up: Tensor) -> Tensor:
         """[gate | up] [..., 2f] -> [..., f]."""
-        return self.swiglu(gate_up)
+        return instead(self.swiglu, rows.swiglu, gate_up) if is_on() else self.swiglu(gate_up)
 
 
 def swiglu(device: torch.device) -> Callable[..., Tensor]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from batch_invariant import rows
 from slime_megatron.train.model.packed.sequences import PackedSequences
 
 
@@ -64,16 +65,8 @@ SplitAndRotate = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, 
 and keys turned."""
 
 
-def plain_rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """`Rotate` in plain torch operations."""
-    num_pairs = cos.size(1)
-    turning, rest = torch.split(heads, [2 * num_pairs, heads.size(-1) - 2 * num_pairs], dim=-1)
-    neighbours = turning.reshape(*heads.shape[:-1], num_pairs, 2)
-    x, y = neighbours.unbind(-1) if interleaved else turning.chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    turned = (x * cos - y * sin, y * cos + x * sin)
-    joined = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
-    return torch.cat([joined.to(heads.dtype), rest], dim=-1)
+plain_rotate: Rotate = rows.rotate
+"""In plain torch operations."""
 
 
 def plain_split_and_rotate(qkv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor, Tensor]:
