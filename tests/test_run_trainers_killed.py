@@ -132,3 +132,15 @@ def test_the_run_ends_once_the_budget_is_spent(tmp_path: Path) -> None:
     assert "1 trainer rank starts again from the beginning (1 of 1)" in run.text()
     assert run.strays() == []
     assert run.litter() == []
+
+
+def test_a_rank_returns_to_the_copy_in_memory(finished: Run, tmp_path: Path) -> None:
+    """The checkpoint of the supervised steps is two steps old when the rank is killed."""
+    settings = {"train.checkpoint.interval": 0, "train.checkpoint.in_memory_every": 1, "cluster.hang_timeout_s": 20}
+    run = Run(tmp_path, settings=settings, silence_s=120).start()
+    run.until(lambda: run.has_step("rl", 3))
+    run.remember()
+    lose(run)
+    run.succeed()
+    require_same(run, finished)
+    print(run.text())
