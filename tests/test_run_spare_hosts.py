@@ -14,7 +14,7 @@ import pytest
 from tests.namespaces import Hosts, several_hosts
 from tests.running import NO_STOP, Run, command_of
 from tests.test_run_engines_killed import require_same
-from tests.test_run_trainers_killed import BACK
+from tests.test_run_trainers_killed import BACK, COPIES, require_from_copy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -43,11 +43,32 @@ def lose(run: Run, hosts: Hosts, address: str) -> None:
     hosts.others[address].first.kill()
 
 
-def test_a_spare_host_takes_the_place_of_a_lost_one_and_nothing_is_lost(hosts: Hosts, tmp_path: Path) -> None:
-    """The lost host has a trainer rank and an engine."""
-    settings = {"cluster.spares": 1, "rollout.engines.default.devices": 2}
-    unhurt = started(hosts, tmp_path / "unhurt", settings).succeed()
-    run = started(hosts, tmp_path / "hurt", settings)
+SPARE = {"cluster.spares": 1, "rollout.engines.default.devices": 2}
+"""The second host, which is lost, has a trainer rank and an engine."""
+
+
+@pytest.fixture(scope="module")
+def unhurt(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return started(hosts, tmp_path_factory.mktemp("unhurt"), SPARE).succeed()
+
+
+def test_ranks_of_a_lost_host_return_to_their_copy_on_the_other(hosts: Hosts, unhurt: Run, tmp_path: Path) -> None:
+    run = started(hosts, tmp_path, {**SPARE, **COPIES})
+    run.until(lambda: run.has_step("rl", 3))
+    lose(run, hosts, hosts.addresses[1])
+    run.until(lambda: bool(BACK.findall(run.text())))
+    run.remember()
+    run.succeed()
+    hosts.bring_up(hosts.addresses[1])
+    require_same(run, unhurt)
+    assert run.strays() == []
+    require_from_copy(run, 3)
+
+
+def test_a_spare_host_takes_the_place_of_a_lost_one_and_nothing_is_lost(
+    hosts: Hosts, unhurt: Run, tmp_path: Path
+) -> None:
+    run = started(hosts, tmp_path / "hurt", SPARE)
     run.until(lambda: run.has_step("rl", 3))
     second, spare = hosts.addresses[1:]
     idle = hosts.others[spare].running

@@ -61,10 +61,13 @@ class Copies:
         long as the one before is on its way, nor after one has failed, which a warning tells."""
         if self._has_failed or not self._is_settled():
             return
-        nodes = self._attend()
-        begun = self._ask(nodes, lambda keeper: keeper.begin.remote(step, self._whole))
-        if begun.keys() != {*nodes}:
-            return  # a host is about to be found lost, or a keeper was killed: the next copy has another
+        for _ in range(2):  # a keeper that was killed has another in its place
+            nodes = self._attend()
+            begun = self._ask(nodes, lambda keeper: keeper.begin.remote(step, self._whole))
+            if begun.keys() == {*nodes}:
+                break
+        else:
+            return  # a host is about to be found lost
         if fault := next(filter(None, begun.values()), ""):
             self._fail(step, fault)
             return
