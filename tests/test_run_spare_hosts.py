@@ -107,3 +107,26 @@ def test_a_host_is_waited_for_and_the_run_ends_where_none_comes(hosts: Hosts, tm
     assert last.startswith(f"slime: host {second}: the host was lost while "), last
     assert "no host came in its place within 60 s (cluster.wait_for_host_s)" in last
     assert run.strays() == []
+
+
+def test_without_another_host_the_run_goes_on_with_fewer_ranks(hosts: Hosts, finished: Run, tmp_path: Path) -> None:
+    """Two data-parallel ranks, and one once the second host is lost; `finished` has had one from the start. Another
+    order of sums is all that differs."""
+    run = started(hosts, tmp_path, {"cluster.min_hosts": 1, **COPIES}, used=2)
+    run.until(lambda: run.has_step("rl", 2))
+    second = hosts.addresses[1]
+    lose(run, hosts, second)
+    run.until(lambda: bool(BACK.findall(run.text())))
+    run.remember()
+    run.succeed()
+    hosts.bring_up(second)
+    assert run.strays() == []
+    require_from_copy(run, 2)
+    told = f"host {second}: no host came in its place within 0 s (cluster.wait_for_host_s); the run goes on with "
+    assert f"{told}1 trainer rank (dp 1) on 1 host in the place of 2 trainer ranks (dp 2) on 2: " in run.text()
+    alike = [(stage, step, pytest.approx(loss, rel=1e-4, abs=1e-5)) for stage, step, loss in finished.losses()]
+    assert run.losses() == alike
+    rewards = [
+        [row["rollout/num_tokens"] for row in each.rows("rl") if "train/loss" in row] for each in (run, finished)
+    ]
+    assert rewards[0] == rewards[1]

@@ -90,7 +90,7 @@ class TrainerReturn:
         if not (restart := self._budget.spend(self._seen, self._learner.position.total)):
             raise error
         newest = self._learner.newest
-        why, num_ranks = f"{error.where}: {error.what}", self._topology.cluster.num_trainers
+        why, num_ranks = f"{error.where}: {error.what}", len(self._calls.trainers)
         after = "" if newest is None else step_of(newest, cfg.sft.num_steps)
         self._events.publish(TrainersLost(why, num_ranks, after, restart, cfg.train.restarts))
 

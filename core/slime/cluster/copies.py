@@ -51,7 +51,7 @@ class Copies:
         self._calls, self._limit_s, self._mark = calls, limits.hang_timeout_s, mark
         self._keepers: dict[str, Any] = {}  # by Ray's id of the host
         self._places: dict[str, Path] = {}  # likewise, their folders
-        self._states: dict[int, bytes] = {}  # the driver's, by step
+        self._states: dict[int, tuple[bytes, int]] = {}  # the driver's, by step, and the number of ranks
         self._pending: int | None = None
         self._whole: int | None = None
         self._has_failed = False
@@ -72,7 +72,7 @@ class Copies:
             self._fail(step, fault)
             return
         self._states = {each: kept for each, kept in self._states.items() if each == self._whole}
-        self._states[step] = driver_state.dumps(state)
+        self._states[step] = driver_state.dumps(state), len(self._calls.trainers)
         others = [self._keepers[node] for node in (*nodes[1:], nodes[0])] if len(nodes) > 1 else [None]
         beside = dict(zip(nodes, others, strict=True))
         calls = {
@@ -93,8 +93,9 @@ class Copies:
                 for rank, sizes in held.get(step, dict[int, Sizes]()).items():
                     ranks.add(rank)
                     files |= {name: (self._keepers[node], size) for name, size in sizes.items()}
-            if len(ranks) == len(self._calls.trainers):
-                return Copy(step, self._states[step], Sources(step, files))
+            state, num_ranks = self._states[step]
+            if len(ranks) == num_ranks:
+                return Copy(step, state, Sources(step, files))
         return None
 
     def load(self, copy: Copy) -> None:

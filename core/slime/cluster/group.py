@@ -14,6 +14,7 @@ from typing import Any
 from slime.cluster.actors import Actor, EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
+from slime.cluster.fewer_hosts import FewerHosts
 from slime.cluster.host_return import HostReturn
 from slime.cluster.placement import Slot, reserve, this_node
 from slime.cluster.ray_starter import RayHere
@@ -88,27 +89,33 @@ def open_cluster(
         require_ready(slots.nodes)
         run = RunInfo(_for_actors(topology), logs, new_key(), here.mark, slots.nodes == {this_node()})
 
-        def member(name: str, kind: type[Actor], slot: Slot, *place: int) -> Member:
+        def member(name: str, kind: type[Actor], slot: Slot, *place: int, run: RunInfo = run) -> Member:
             def make() -> Any:
                 return remote(kind, **slots.options(slot)).remote(run, *place)
 
-            return Member(name, make(), make)
+            return Member(name, None, make)
 
-        trainers = [
-            member(f"trainer-{rank}", TrainerActor, slot, rank, len(slots.trainers))
-            for rank, slot in enumerate(slots.trainers)
-        ]
+        def rank_of(topology: Topology, rank: int, slot: Slot) -> Member:
+            its = dataclasses.replace(run, topology=topology)
+            return member(f"trainer-{rank}", TrainerActor, slot, rank, topology.cluster.num_trainers, run=its)
+
+        trainers = [rank_of(run.topology, rank, slot) for rank, slot in enumerate(slots.trainers)]
         processes = [
             [member(process_name(index, rank), EngineActor, slot, index, rank) for rank, slot in enumerate(nodes)]
             for index, nodes in enumerate(slots.engines)
         ]
+        engine_processes = [*chain(*processes)]
+        for each in (*trainers, *engine_processes):
+            assert each.make, "see above"
+            each.actor = each.make()
+        fewer = FewerHosts(run.topology, trainers, engine_processes, slots.trainers, rank_of)
         calls = Calls(
             trainers,
-            [*chain(*processes)],
+            engine_processes,
             logs,
             hosts,
             lambda what, whom: tell(Waiting(what, whom, logs)),
-            None if topology.shares_gpus else HostReturn(topology.cluster, slots.places, hosts),
+            None if topology.shares_gpus else HostReturn(topology.cluster, slots.places, hosts, fewer),
         )
         engines = Engines(calls, topology, processes, frozen)
         try:
