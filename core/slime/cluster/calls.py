@@ -275,16 +275,10 @@ class Calls:
         self._left |= names
         self._beside = {ref: call for ref, call in self._beside.items() if call.member.name not in names}
 
-    def have_trainers(self, ranks: Sequence[Member]) -> None:
-        """Have these ranks in the place of all, which were left."""
-        self._left -= {rank.name for rank in self.trainers}
-        self.trainers[:] = ranks
-        self._left |= {rank.name for rank in ranks}
-
     def join(self, members: Sequence[Member]) -> None:
         assert self._watch, "they have checked in"
         self._watch.join(members)
-        self._left -= {member.name for member in members}
+        self._left &= {each.name for each in self._members} - {member.name for member in members}
 
     @contextlib.contextmanager
     def naming_causes(self) -> Iterator[None]:

@@ -70,7 +70,7 @@ class TrainerGroup:
     def begin_again(self) -> None:
         """Start all ranks, which were ended, once each has a host; they hold no weights."""
         if fewer := self._await_hosts():
-            self._calls.have_trainers(fewer)
+            self._calls.trainers[:] = fewer
             self._paces = Paces([rank.name for rank in fewer], self._calls.logs)
         ranks = self._calls.trainers
         for rank in ranks:  # in the places of the old ones, once these are gone
