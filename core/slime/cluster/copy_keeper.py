@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY = Path("/dev/shm")
 WHOLE, PART, SHARD = ".whole", ".part", ".distcp"
-CHUNK = 64 << 20
+CHUNK = 16 << 20
 """Bytes that go from host to host at once."""
 LEAST = 16 << 20
 """Bytes that are free before a copy begins, whose size nobody knows before the first."""
