@@ -5,6 +5,7 @@
     python benchmarks/checkpoint.py memory              # 100 checkpoints of glm4-tiny; resident memory of the trainer
     python benchmarks/checkpoint.py hold                # how long a step waits for its copy, and the copy's memory
     python benchmarks/checkpoint.py hold --gathered     # the same where Megatron-core gathers the optimizer's state
+    python benchmarks/checkpoint.py hold --folder /dev/shm    # of a copy in host memory (`in_memory_every`)
 
 One trainer rank in this process, without Ray or engines, saves into a run's store as a run does: shards, driver's
 state, sync, manifest, rename. `--folder` (default: the system's temporary one) lies on the disk that is measured. Both
@@ -127,7 +128,7 @@ def hold(folder: Path, rounds: int, layers: int, gathered: bool) -> None:
     trainer = larger(folder, layers)
     for part in parts_of(trainer.optimizer.megatron) if gathered else ():
         del part.sharded_param_state_fully_reshardable
-    before, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
+    before, seconds, written = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, list[float](), list[float]()
     for number in range(rounds):
         place = folder / str(number)
         place.mkdir()
@@ -135,11 +136,13 @@ def hold(folder: Path, rounds: int, layers: int, gathered: bool) -> None:
         saving = trainer.begin_save(place)
         seconds.append(time.perf_counter() - start)
         saving.wait()
+        written.append(time.perf_counter() - start)
         size = sum(path.stat().st_size for path in files_under(place)) / 1e9
         shutil.rmtree(place)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / 1e9
     print(f"{conditions()}; {size:.2f} GB, {rounds} rounds: median, fastest\n")
     print(f"{'gathered' if gathered else 'own slices'}: a step waits {_times(seconds)}; {grown:.2f} GB of host memory")
+    print(f"all is in {folder.parent} after {_times(written)}")
 
 
 def cost(folder: Path, rounds: int, layers: int) -> None:

@@ -18,6 +18,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RANK = "ray::TrainerActor"
 BACK = re.compile(r"trainers are back, \d+ s after their end: the run (.*)$", re.M)
+COPIES = {"train.checkpoint.interval": 0, "train.checkpoint.in_memory_every": 1}
+
+
+def require_from_copy(run: Run, step: int) -> None:
+    """Of a run with `COPIES` that was hurt once when that step was done: no more than one step ran again."""
+    [after] = BACK.findall(run.text())
+    assert after in (f"continues after rl {step}", f"continues after rl {step - 1}")
+    place = after.removeprefix("continues after ")
+    assert re.search(rf"starts? again after {place} \(1 of 2\)$", run.text(), re.M)
 
 
 def lose(run: Run, rank: int = 0, how: signal.Signals = signal.SIGKILL) -> None:
@@ -132,3 +141,24 @@ def test_the_run_ends_once_the_budget_is_spent(tmp_path: Path) -> None:
     assert "1 trainer rank starts again from the beginning (1 of 1)" in run.text()
     assert run.strays() == []
     assert run.litter() == []
+
+
+def test_a_rank_returns_to_the_copy_in_memory(finished: Run, tmp_path: Path) -> None:
+    """The checkpoint of the supervised steps is two steps old when the rank is killed."""
+    run = Run(tmp_path, settings=COPIES, silence_s=120).start()
+    run.until(lambda: run.has_step("rl", 1))
+    folders = set(Path("/dev/shm").glob("slime-engine-*-copies-*"))
+    with standing(run):
+        run.remember()
+        [keeper] = members(run, "ray::CopyKeeper")
+        keeper.kill()
+    run.until(lambda: run.has_step("rl", 3))
+    folders |= set(Path("/dev/shm").glob("slime-engine-*-copies-*"))
+    lose(run)
+    run.remember()
+    run.succeed()
+    assert run.strays() == []
+    assert len(folders) >= 2
+    assert [folder for folder in folders if folder.exists()] == []
+    require_same(run, finished)
+    require_from_copy(run, 3)

@@ -107,7 +107,7 @@ class TrainersLost(Event):
 
     why: str  # what `SlimeError` says of its end
     num_ranks: int
-    after: str  # the newest checkpoint, such as `rl 4`; empty: the run begins again
+    after: str  # the newest checkpoint or copy, such as `rl 4`; empty: the run begins again
     restart: int  # number of this start among those of `train.restart_window_s`
     of: int  # `train.restarts`
 

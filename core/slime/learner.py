@@ -15,6 +15,7 @@ from typing import Any
 from slime import plugins
 from slime.algo.stages import Stage
 from slime.checkpoints import Checkpoint, CheckpointStore, Staging, require_as_written
+from slime.cluster.copies import Copies, Copy
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.trainers import TrainerGroup
 from slime.config.paths import resolve
@@ -22,7 +23,7 @@ from slime.contracts import Stateful
 from slime.errors import Death, Hang, SlimeError
 from slime.net import Endpoint
 from slime.objective import Source
-from slime.observe.metrics import SAVING
+from slime.observe.metrics import COPYING, SAVING
 from slime.observe.stopwatch import Stopwatch
 from slime.run_dir import RunDir
 from slime.sizes.estimate import planned_peaks
@@ -65,10 +66,11 @@ class Learner:
         trainers: the started ranks.
         sharing: whose turn it is on shared devices.
         states: parts of the driver that checkpoints keep, by name.
+        copies: in the memory of hosts.
         start: a good checkpoint to continue from in the place of the newest one of `folder`.
 
     Attributes:
-        resumed: the newest good checkpoint, whose state everything has now; None: a run from its beginning.
+        resumed: the newest good checkpoint or copy, whose state everything has now; None: a run from its beginning.
         position: how far the run has come; the loop counts on.
         is_publishing: weights are on their way to engines, or were when a trainer died.
 
@@ -83,11 +85,12 @@ class Learner:
         trainers: TrainerGroup,
         sharing: DeviceSharing,
         states: Mapping[str, Stateful],
+        copies: Copies,
         start: Checkpoint | None = None,
     ) -> None:
         cfg = topology.config
         self._cfg, self._folder, self._trainers, self._sharing, self._states = cfg, folder, trainers, sharing, states
-        self._store = CheckpointStore(folder.checkpoints, cfg.train.checkpoint.keep)
+        self._store, self._copies = CheckpointStore(folder.checkpoints, cfg.train.checkpoint.keep), copies
         self._plan = planned_peaks(topology, plugins.load())
         self.is_publishing = False
         self._at_rest = threading.RLock()
@@ -100,15 +103,26 @@ class Learner:
         self._beginning = copy.deepcopy({name: state.state_dict() for name, state in self._states.items()})
         self._take_up(start or self._store.latest(trainers.examine))
 
-    def _take_up(self, checkpoint: Checkpoint | None) -> None:
-        self._planned, self.resumed = self._plan, checkpoint
-        self.position = self._continue(checkpoint) if checkpoint else self._begin()
+    def _take_up(self, saved: Checkpoint | Copy | None) -> None:
+        self._planned, self.resumed = self._plan, saved
+        self.position = self._continue(saved) if saved else self._begin()
 
     def restore(self) -> None:
-        """Return to the newest good checkpoint, or else to what the run began with, as a resumed run does."""
+        """Return to the newest copy or good checkpoint, or else to what the run began with, as a resumed run does."""
         for name, state in self._states.items():
             state.load_state_dict(copy.deepcopy(self._beginning[name]))
-        self._take_up(self._store.latest(self._trainers.examine))
+        self._take_up(self._newest_copy() or self._store.latest(self._trainers.examine))
+
+    @property
+    def newest(self) -> int | None:
+        """Number of the step that `restore` would return to; None: to the beginning."""
+        newest = self._newest_copy() or next(reversed(self._store.all()), None)
+        return newest.step if newest else None
+
+    def _newest_copy(self) -> Copy | None:
+        """None where a checkpoint is newer."""
+        newest, saved = self._copies.newest(), self._store.all()
+        return newest if newest and (not saved or newest.step >= saved[-1].step) else None
 
     def end(self, lost: SlimeError) -> None:
         """Kill all ranks. What they were saving is given up for `lost`."""
@@ -125,14 +139,19 @@ class Learner:
         self._trainers.begin_again()
 
     def _begin(self) -> Position:
+        self._copies.forget(None)
         if self._cfg.model.weights is not None:
             require_as_written(resolve(self._cfg.model.weights), self._trainers.examine)
         self._trainers.all(TrainerRank.init_weights)
         return Position()
 
-    def _continue(self, checkpoint: Checkpoint) -> Position:
-        self._trainers.all(TrainerRank.load, checkpoint.path)
-        found = checkpoint.driver_state()
+    def _continue(self, saved: Checkpoint | Copy) -> Position:
+        if isinstance(saved, Copy):
+            self._copies.load(saved)
+        else:
+            self._copies.forget(None)
+            self._trainers.all(TrainerRank.load, saved.path)
+        found = saved.driver_state()
         for name, state in self._states.items():
             if name in found:
                 state.load_state_dict(found[name])
@@ -225,9 +244,27 @@ class Learner:
         `train.checkpoint.async_save` the files are written while the run goes on: see `settle`. `beside` does the
         saving, while the driver's state may change already."""
         self._folder.require_intact()
-        states = {"position": dataclasses.asdict(self.position)}
-        states |= {name: state.state_dict() for name, state in self._states.items()}
+        states = self._driver_states()
         return beside(lambda: self._save(states))
+
+    def copy(self, beside: Beside = lambda work: work()) -> dict[str, float]:
+        """Begin a copy in host memory, if one is due; returns how long that took, as a metric. `beside` as above."""
+        every = self._cfg.train.checkpoint.in_memory_every
+        if not every or self.position.total % every:
+            return {}
+        states = self._driver_states()
+        return beside(lambda: self._copy(states))
+
+    def _copy(self, states: Mapping[str, Any]) -> dict[str, float]:
+        watch = Stopwatch()
+        with watch("copy"), self._at_rest:
+            self._sharing.for_saving()
+            self._copies.begin(self.position.total, states)
+        return {COPYING: watch.seconds()[COPYING]}
+
+    def _driver_states(self) -> dict[str, Any]:
+        states = {name: state.state_dict() for name, state in self._states.items()}
+        return {"position": dataclasses.asdict(self.position), **states}
 
     def _save(self, states: Mapping[str, Any]) -> dict[str, float]:
         waited, watch = self.settle(), Stopwatch()

@@ -15,6 +15,7 @@ from slime import plugins
 from slime.algo.stages import Stages, run_stages
 from slime.checkpoints import Checkpoint
 from slime.cluster import preflight
+from slime.cluster.copies import Copies
 from slime.cluster.device_sharing import DeviceSharing
 from slime.cluster.engine_return import engine_return
 from slime.cluster.group import open_cluster
@@ -148,7 +149,9 @@ def open_run(
     sources = {"prompts": data.prompts, "demonstrations": data.demonstrations}
     states: dict[str, Stateful] = {name: source for name, source in sources.items() if source is not None}
     states |= {"buffer": buffer, "begun": begun, "estimator": estimator}
-    learner = Learner(topology, folder, cluster.trainers, sharing, states, checkpoint)
+    copies = Copies(cluster.calls, cfg.cluster, here.mark)
+    stack.callback(copies.end)
+    learner = Learner(topology, folder, cluster.trainers, sharing, states, copies, checkpoint)
     events.publish(Restored(learner.position.stage if learner.resumed else None))
     engines = None
     if rewards:
@@ -172,12 +175,12 @@ def open_run(
         beside = log_metrics and stages.reinforces and learner.position.sft_step < cfg.sft.num_steps
         engines.look() if beside else engines.wait()
     origin = f"starts from {cfg.model.weights or model}"
-    if learner.resumed:
-        origin = f"continues after {step_of(learner.resumed.step, cfg.sft.num_steps)}, from {learner.resumed.path}"
+    if isinstance(resumed := learner.resumed, Checkpoint):
+        origin = f"continues after {step_of(resumed.step, cfg.sft.num_steps)}, from {resumed.path}"
     still = "; engines are still starting" if engines and not engines.are_connected else ""
     events.publish(Ready(f"ready: {origin}{still}"))
     step_log = StepLog(events)
-    trainers = TrainerReturn(topology, cluster.calls, learner, engines, folder, events, step_log)
+    trainers = TrainerReturn(topology, cluster.calls, learner, engines, events, step_log)
     stays = here.staying(cfg.cluster.driver_grace_s)
     return Run(cfg, topology, stages, folder, events, step_log, data, learner, estimator, engines, trainers, stays)
 

@@ -77,6 +77,7 @@ def supervise(run: Run, stage: Stage) -> None:
             run.log.complete(stage.name, step, values, watch, batches[0].num_loss_tokens)
             if _due(step, _last(run, stage, step), cfg.train.checkpoint.interval):
                 run.log.late(learner.checkpoint())
+            run.log.late(learner.copy())
             _stop_if_asked(run, stage, step)
 
 
@@ -128,6 +129,7 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     run.log.complete(stage.name, step, collected.stats | values | moved, watch, num_tokens)
     if _due(step, _last(run, stage, step), cfg.train.checkpoint.interval):
         run.log.late(learner.checkpoint(generation.beside))
+    run.log.late(learner.copy(generation.beside))
     _stop_if_asked(run, stage, step)
 
 

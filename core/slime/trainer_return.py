@@ -1,5 +1,5 @@
-"""Trainers that died or hang: all ranks start again inside the run, which returns to its newest checkpoint. Engines
-stay."""
+"""Trainers that died or hang: all ranks start again inside the run, which returns to its newest checkpoint, or to a
+newer copy in host memory. Engines stay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from slime.checkpoints import published
 from slime.cluster.calls import Calls
 from slime.cluster.host_return import have_hosts
 from slime.errors import SlimeError
@@ -15,7 +14,7 @@ from slime.events import Events, Ready, Restored, Starting, TrainersLost
 from slime.generation import StartingEngines
 from slime.learner import Learner
 from slime.observe.step_log import StepLog
-from slime.run_dir import RunDir, step_of
+from slime.run_dir import step_of
 from slime.topology.topology import Topology
 from slime.topology.transport import BROADCAST
 
@@ -54,12 +53,11 @@ class TrainerReturn:
         calls: Calls,
         learner: Learner,
         engines: StartingEngines | None,
-        folder: RunDir,
         events: Events,
         log: StepLog,
     ) -> None:
         self._topology, self._calls, self._learner, self._engines = topology, calls, learner, engines
-        self._folder, self._events, self._log = folder, events, log
+        self._events, self._log = events, log
         train = topology.config.train
         self._budget, self._seen = Budget(train.restarts, train.restart_window_s), 0.0
 
@@ -91,10 +89,10 @@ class TrainerReturn:
         self._seen = time.monotonic()
         if not (restart := self._budget.spend(self._seen, self._learner.position.total)):
             raise error
-        newest = [step_of(each.step, cfg.sft.num_steps) for each in published(self._folder.checkpoints)][-1:]
-        why, num_ranks = f"{error.where}: {error.what}", self._topology.cluster.num_trainers
-        lost = TrainersLost(why, num_ranks, "".join(newest), restart, cfg.train.restarts)
-        self._events.publish(lost)
+        newest = self._learner.newest
+        why, num_ranks = f"{error.where}: {error.what}", len(self._calls.trainers)
+        after = "" if newest is None else step_of(newest, cfg.sft.num_steps)
+        self._events.publish(TrainersLost(why, num_ranks, after, restart, cfg.train.restarts))
 
     def _why_not(self) -> str:
         """Why trainers do not start again now; empty: they do."""

@@ -7,11 +7,12 @@ import pytest
 from slime.config.keys import FOREIGN, SECTIONS, open_section, own_keys, suggest
 from slime.config.passthrough import SOURCES
 
-MAX_KEYS = 212
-"""Last came: `cluster.driver_grace_s` lets what a killed driver has started wait for the next;
+MAX_KEYS = 214
+"""Last came: `train.checkpoint.in_memory_every` has trainers that die return to the last step;
+`cluster.min_hosts` says with how many of them a run that has lost one goes on;
+`cluster.driver_grace_s` lets what a killed driver has started wait for the next;
 `model.batch_invariant` is of trainers and engines alike, of which SGLang's field is one half;
-`cluster.spares`, `cluster.wait_for_host_s` and `cluster.exclude` say what becomes of hosts that are
-lost or slow;
+`cluster.spares`, `cluster.wait_for_host_s` and `cluster.exclude` say what becomes of hosts that are lost or slow;
 `model.fp32_lm_head` is of trainers and engines alike, which no field of either library is;
 `train.restarts` and `train.restart_window_s` bound how often trainers come back, as those of engines do;
 `limit` of each set of rows takes its first ones;

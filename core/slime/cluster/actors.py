@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slime.checkpoints import examine
+from slime.cluster.copy_keeper import Copying, Sources
 from slime.engines.scratch import scratch_prefix
 from slime.imports import importing
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, reserved_port
@@ -112,6 +113,7 @@ class TrainerActor(Actor):
         self.trainer: TrainerRank
         self.publisher: Publisher | None = None
         self.saving: Saving | None = None
+        self.copying: Copying | None = None
 
     def meet(self) -> tuple[str, int]:
         """Where the ranks find each other: host and port where this one may listen. On one host a file that is the
@@ -183,6 +185,22 @@ class TrainerActor(Actor):
         assert self.saving is not None, "one was begun"
         saving, self.saving = self.saving, None
         return saving.wait()
+
+    def begin_copy(self, folder: Path, beside: Any) -> None:
+        """The same in host memory, where `folder` is; and hand it to the keeper of another host, if there is one."""
+        with span("begin_copy"):
+            self.copying = Copying(self.trainer.begin_save(folder), folder, self.rank, beside)
+
+    def copied(self) -> str | None:
+        """See `Copying.fault`."""
+        assert self.copying is not None, "one was begun"
+        return self.copying.fault
+
+    def load_copy(self, folder: Path, sources: Sources) -> None:
+        """Take a copy up. What of it is not in `folder`, on this host, comes from its sources."""
+        with span("load_copy"):
+            sources.fetch_small(folder)
+            self.trainer.load(folder, sources.open)
 
     def examine(self, paths: Sequence[Path]) -> list[FileFacts]:
         """This rank's share of reading files whole: every `world_size`-th of them."""

@@ -278,7 +278,7 @@ class Calls:
     def join(self, members: Sequence[Member]) -> None:
         assert self._watch, "they have checked in"
         self._watch.join(members)
-        self._left -= {member.name for member in members}
+        self._left &= {each.name for each in self._members} - {member.name for member in members}
 
     @contextlib.contextmanager
     def naming_causes(self) -> Iterator[None]:

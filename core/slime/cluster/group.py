@@ -14,6 +14,7 @@ from typing import Any
 from slime.cluster.actors import Actor, EngineActor, RunInfo, TrainerActor, remote
 from slime.cluster.calls import Calls
 from slime.cluster.engines import KV_CACHE, WEIGHTS, Engines
+from slime.cluster.fewer_hosts import FewerHosts
 from slime.cluster.host_return import HostReturn
 from slime.cluster.left import left_actors, new_name
 from slime.cluster.placement import Slot, lasting, reserve, this_node
@@ -92,28 +93,34 @@ def open_cluster(
         left = left_actors(trained, [*chain(*names)], tell) if here.is_left else {}
         run = RunInfo(_for_actors(topology), logs, new_key(), here.mark, slots.nodes == {this_node()})
 
-        def member(name: str, kind: type[Actor], slot: Slot, *place: int) -> Member:
+        def member(name: str, kind: type[Actor], slot: Slot, *place: int, run: RunInfo = run) -> Member:
             def make() -> Any:
                 options = slots.options(slot) | lasting(topology.cluster, new_name(name))
                 return remote(kind, **options).remote(run, *place)
 
-            return Member(name, left.get(name) or make(), make)
+            return Member(name, left.get(name), make)
 
-        trainers = [
-            member(name, TrainerActor, slot, rank, len(slots.trainers))
-            for rank, (name, slot) in enumerate(zip(trained, slots.trainers, strict=True))
-        ]
+        def rank_of(topology: Topology, rank: int, slot: Slot) -> Member:
+            its = dataclasses.replace(run, topology=topology)
+            return member(f"trainer-{rank}", TrainerActor, slot, rank, topology.cluster.num_trainers, run=its)
+
+        trainers = [rank_of(run.topology, rank, slot) for rank, slot in enumerate(slots.trainers)]
         processes = [
             [member(names[index][rank], EngineActor, slot, index, rank) for rank, slot in enumerate(nodes)]
             for index, nodes in enumerate(slots.engines)
         ]
+        engine_processes = [*chain(*processes)]
+        for each in (*trainers, *engine_processes):
+            assert each.make, "see above"
+            each.actor = each.actor or each.make()
+        fewer = FewerHosts(run.topology, trainers, engine_processes, slots.trainers, rank_of)
         calls = Calls(
             trainers,
-            [*chain(*processes)],
+            engine_processes,
             logs,
             hosts,
             lambda what, whom: tell(Waiting(what, whom, logs)),
-            None if topology.shares_gpus else HostReturn(topology.cluster, slots.places, hosts),
+            None if topology.shares_gpus else HostReturn(topology.cluster, slots.places, hosts, fewer),
         )
         engines = Engines(calls, topology, processes, frozen)
         try:

@@ -24,6 +24,7 @@ class HostPlaces:
         self._group = group
         self._bundles: list[int] = [*range(num_used)]
         self.lost: set[str] = set()
+        self._given_up: set[int] = set()
 
     def bundle(self, host: int) -> int:
         """The bundle of the `host`-th host that processes are on."""
@@ -40,7 +41,12 @@ class HostPlaces:
         for host, bundle in enumerate(self._bundles):
             if bundle not in there and (spares := self._unused(there)):
                 self._bundles[host] = spares[0]
-        return sum(bundle not in there for bundle in self._bundles)
+        return sum(bundle not in there for host, bundle in enumerate(self._bundles) if host not in self._given_up)
+
+    def give_up(self) -> None:
+        """From now on do without the hosts whose places are empty."""
+        there = self._there()
+        self._given_up = {host for host, bundle in enumerate(self._bundles) if bundle not in there}
 
     def _unused(self, there: dict[int, str]) -> list[int]:
         return sorted(there.keys() - set(self._bundles))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from slime.cluster.fewer_hosts import FewerHosts
 from slime.cluster.host_places import HostPlaces
 from slime.cluster.placement import HOST_LABEL, this_node
 from slime.cluster.ray_starter import RayHosts
@@ -29,18 +30,19 @@ def have_hosts(members: Sequence[Member], replacing: HostReturn | None) -> bool:
 
 
 class HostReturn:
-    """Replaces lost hosts under `cluster.spares` and `cluster.wait_for_host_s`. Processes that come back are made where
-    `places` has their host by then."""
+    """Replaces lost hosts under `cluster.spares` and `cluster.wait_for_host_s`, or has the run go on with `fewer`.
+    Processes that come back are made where `places` has their host by then."""
 
-    def __init__(self, cluster: ClusterConfig, places: HostPlaces, hosts: RayHosts) -> None:
-        self._limit_s, self._places, self._hosts = cluster.wait_for_host_s, places, hosts
+    def __init__(self, cluster: ClusterConfig, places: HostPlaces, hosts: RayHosts, fewer: FewerHosts) -> None:
+        self._limit_s, self._places, self._hosts, self._fewer = cluster.wait_for_host_s, places, hosts, fewer
         self._last: Death | None = None
         self._waits, self._tried_at = False, 0.0
 
     def may_replace(self, node: str) -> bool:
         """Whether the run goes on without the host of that id of Ray's: one takes its place now, or may come."""
         known = node in self._places.lost
-        return node != this_node() and bool(known or self._limit_s or self._places.spares)
+        replaced = known or self._limit_s or self._places.spares
+        return node != this_node() and bool(replaced or self._fewer.suffice({*self._places.lost, node}))
 
     def lose(self, node: str, death: Death, members: Sequence[Member], spare: Spare) -> Death | None:
         """Go on without a host.
@@ -82,22 +84,29 @@ class HostReturn:
             else:
                 self._waits = False
 
-    def wait(self, look: Callable[[str], None], tell: Callable[[], None]) -> None:
-        """Until each host that was lost has another in its place.
+    def wait(self, look: Callable[[str], None], tell: Callable[[], None]) -> list[Member]:
+        """Until each host that was lost has another in its place. Where none comes, returns the trainer ranks that the
+        run has on the hosts that are left.
 
         Args:
             look: calls `advance`, and raises what ends the run meanwhile.
             tell: told every second that it lasts.
 
         Raises:
-            Death: of the host that was lost last; none came within `cluster.wait_for_host_s`.
+            Death: of the host that was lost last; none came within `cluster.wait_for_host_s`, and too few are left.
         """
         deadline = time.monotonic() + self._limit_s
         while self._places.lacking():
             assert self._last, "places are empty because of a loss"
             if time.monotonic() >= deadline:
                 waited = f"no host came in its place within {self._limit_s:g} s (cluster.wait_for_host_s)"
+                if self._fewer.suffice(self._places.lost):
+                    self._places.give_up()
+                    ranks, change = self._fewer.without(self._places.lost)
+                    log.warning("%s: %s; %s", self._last.where, waited, change)
+                    return ranks
                 raise Death(f"{self._last.what}; {waited}", where=self._last.where, todo=self._last.todo)
             look(WAITING)
             tell()
             time.sleep(WATCH_S)
+        return []

@@ -69,8 +69,10 @@ class TrainerGroup:
 
     def begin_again(self) -> None:
         """Start all ranks, which were ended, once each has a host; they hold no weights."""
+        if fewer := self._await_hosts():
+            self._calls.trainers[:] = fewer
+            self._paces = Paces([rank.name for rank in fewer], self._calls.logs)
         ranks = self._calls.trainers
-        self._await_hosts()
         for rank in ranks:  # in the places of the old ones, once these are gone
             assert rank.make, "trainers can be made again"
             rank.actor, rank.has_died, rank.pid = rank.make(), False, 0
@@ -79,19 +81,20 @@ class TrainerGroup:
             require_same_devices([rank.node for rank in ranks], self._devices, self._devices_now())
         self.start()
 
-    def _await_hosts(self) -> None:
-        """Wait until each rank has a host to start on: its own, one that takes its place, or one that comes.
+    def _await_hosts(self) -> list[Member]:
+        """Wait until each rank has a host to start on: its own, one that takes its place, or one that comes. Returns
+        the ranks that the run has if none comes.
 
         Raises:
             SlimeError: none comes, or another process of the run has died.
         """
         if not (replacing := self._calls.replacing) or self._limits.num_hosts == 1:
-            return
+            return []
         deadline, answered = time.monotonic() + HOST_S, 0
         while answered < SURE and time.monotonic() < deadline:
             answered = answered + 1 if self._calls.hosts_answer(AGAIN) else 0
             time.sleep(WATCH_S)
-        replacing.wait(self._calls.look, lambda: self._calls.tell(AGAIN, ["a host"]))
+        return replacing.wait(self._calls.look, lambda: self._calls.tell(AGAIN, ["a host"]))
 
     def start(self) -> None:
         ranks, limit_s = self._calls.trainers, self._limits.start_timeout_s

@@ -199,7 +199,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "without cluster.hostfile or cluster.ray_address, on this host alone",
-        "cluster.spares cluster.wait_for_host_s cluster.exclude",
+        "cluster.spares cluster.wait_for_host_s cluster.min_hosts cluster.exclude",
         lambda run: bool(launcher_name(run.cfg.cluster) or run.cfg.cluster.ray_address) or run.awaits_hosts,
     ),
     Rule(
@@ -209,7 +209,7 @@ RULES: Sequence[Rule] = (
     ),
     Rule(
         "where engines share the trainers' GPUs: such hosts are not replaced",
-        "cluster.spares cluster.wait_for_host_s",
+        "cluster.spares cluster.wait_for_host_s cluster.min_hosts",
         lambda run: not (run.cfg.cluster.colocated and run.cfg.cluster.on_gpus and generates(run.cfg)),
     ),
     Rule("without eval.path", "eval.*", lambda run: run.cfg.eval.path is not None),

@@ -25,7 +25,10 @@ class ClusterConfig:
     """Hosts beyond `num_nodes` that the run holds idle: one that is lost is replaced by one of them."""
     wait_for_host_s: float = key(0.0, Bound(0, 10**7))
     """Seconds that the run waits for another host, or for the same one again, once one is lost and no spare is left; 0:
-    the run ends at once."""
+    the run ends at once, or goes on with `min_hosts`."""
+    min_hosts: int | None = key(None, Bound(1, 4096))
+    """Hosts of trainer ranks with which the run still goes on where no other comes in the place of a lost one: with
+    fewer data-parallel ranks and the same batch. Empty: it ends."""
     exclude: list[str] = field(default_factory=list)
     """Hosts that the run does not use: addresses of the hostfile, or names or addresses of hosts in Ray."""
     devices_per_node: int = key(

@@ -23,6 +23,9 @@ class CheckpointConfig:
     """How many checkpoints stay on disk."""
     async_save: bool = key(True, may_change=True)
     """Write a checkpoint while the run goes on, from a copy in host memory; it counts once it is whole."""
+    in_memory_every: int = key(0, STEPS, may_change=True)
+    """Copy what a checkpoint has into the memory of the trainers' hosts every this many steps, and once more into that
+    of another host; trainers that die return to it inside the run. 0: they return to the newest checkpoint."""
     export_hf: bool = True
     """Write the final model as an HF folder that transformers loads."""
 

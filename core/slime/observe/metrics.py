@@ -31,9 +31,9 @@ LENGTH, ENTROPY = "rollout/response_length_mean", "train/entropy"
 REWARD_STD, ZERO_VARIANCE = "rollout/reward_std", "rollout/zero_variance_share"
 TRUNCATED = "rollout/truncated_share"
 TOKENS_PER_S, LOGPROB_DIFF = "tokens_per_s", "train/logprob_diff_mean"
-SAVING = "seconds/checkpoint"
+SAVING, COPYING = "seconds/checkpoint", "seconds/copy"
 """Names that the progress display, the report and the alarms look for. A checkpoint is saved between two steps; its
-time is in the row of the later one, and no part of `seconds/step`."""
+time is in the row of the later one, and no part of `seconds/step`; so is a copy in host memory."""
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 

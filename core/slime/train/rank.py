@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from slime.config.schema import Device
 from slime.digest import FileFacts
@@ -91,10 +91,15 @@ class TrainerRank(Weights, Protocol):
         """Take the device back."""
 
     def begin_save(self, path: Path) -> Saving:
-        """Write everything into the existing folder `path` while the training goes on, from a copy on the host."""
+        """Write everything into the existing folder `path` while the training goes on, from a copy on the host. Another
+        may begin before that is written, in a folder whose parent is another one."""
 
-    def load(self, path: Path) -> None:
-        """Take up what was saved, also in another parallel layout."""
+    def load(self, path: Path, elsewhere: Callable[[str], BinaryIO] | None = None) -> None:
+        """Take up what was saved, also in another parallel layout.
+
+        Args:
+            elsewhere: opens a shard that is not in the folder, by its name; None: all are there.
+        """
 
     def export_hf(self, source: Path, destination: Path) -> None:
         """Write the current weights as an HF folder, with tokenizer and other files of the folder `source`."""

@@ -26,6 +26,7 @@ from slime.train.rank import OWN_SECONDS, Usage
 from slime.types import Batch
 from slime_megatron.train import checkpoint, megatron, metrics, reference
 from slime_megatron.train.critic import Critic
+from slime_megatron.train.elsewhere import Elsewhere, reading
 from slime_megatron.train.exports import Exports
 from slime_megatron.train.first_weights import load_first, load_teacher
 from slime_megatron.train.learning import Learning
@@ -64,7 +65,7 @@ class Trainer(Exports):
         self.teacher: reference.Weights | None = None
         self.critic: Critic | None = None
         self._kept: tuple[ScoredColumns, dict[str, float]] | None = None
-        self._save_group: dist.ProcessGroup | None = None
+        self._save_groups: dict[Path, dist.ProcessGroup] = {}
 
     @property
     def data_parallel_size(self) -> int:
@@ -283,10 +284,11 @@ class Trainer(Exports):
 
     def begin_save(self, path: Path) -> checkpoint.Saving:
         """Write model, optimizer, schedule, random state and reference into the existing folder `path` while training
-        goes on, from a copy on the host. The ranks may wait for theirs at different times."""
-        if self._save_group is None:
-            self._save_group = dist.new_group(backend="gloo")
-        return self._save(path, self._save_group)
+        goes on, from a copy on the host. The ranks may wait for theirs at different times. Those in folders of one
+        parent follow each other; others have a group of their own, as their threads meet at any time."""
+        if path.parent not in self._save_groups:
+            self._save_groups[path.parent] = dist.new_group(backend="gloo")
+        return self._save(path, self._save_groups[path.parent])
 
     def _save(self, path: Path, group: dist.ProcessGroup | None) -> checkpoint.Saving:
         if self.critic:
@@ -294,11 +296,11 @@ class Trainer(Exports):
         with cpu_stands_in_for_cuda():
             return checkpoint.Saving(path, self.model, self.optimizer, self.reference, group, self.critic)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path, elsewhere: Elsewhere | None = None) -> None:
         if self.model.adapters:
             self.init_weights()
         for stage in run_stages(self.cfg):
             if stage.estimator and checkpoint.read_facts(path).get("critic"):
                 self._make_critic(stage.estimator)
-        with cpu_stands_in_for_cuda():
+        with cpu_stands_in_for_cuda(), reading(elsewhere):
             self.reference = checkpoint.load(path, self.model, self.optimizer, self.critic)

@@ -179,6 +179,49 @@ def test_what_is_trained_meanwhile_is_not_in_the_checkpoint(model: Path, tmp_pat
     assert all(torch.equal(meanwhile[1][name], waited[1][name]) for name in waited[1])
 
 
+def save_twice_at_once(rank: Rank, model: Path, folder: Path) -> None:
+    """One step after the other, and nobody waits for the first files before the second ones begin."""
+    trainer = start(rank, model, EP2)
+    trainer.init_weights()
+    savings = []
+    for step, store in ((3, "disk"), (4, "memory")):
+        train(trainer, range(step - 1 if savings else 0, step))
+        savings.append(trainer.begin_save(folder / store / str(step)))
+    for saving in savings:
+        saving.wait()
+
+
+def load_from_elsewhere(rank: Rank, model: Path, layout: dict[str, Any], folder: Path, there: Path, step: int) -> Any:
+    """The folder has not all shards, and each rank reads of the others what it needs."""
+    asked = []
+
+    def elsewhere(name: str) -> Any:
+        asked.append(name)
+        return (there / name).open("rb")
+
+    trainer = start(rank, model, layout)
+    trainer.load(folder, elsewhere)
+    return (train(trainer, range(step, 5)), weights_of(trainer)), asked
+
+
+@pytest.mark.parametrize(("num_ranks", "layout"), [(2, EP2), (1, {})], ids=["same-layout", "another-layout"])
+def test_shards_are_read_from_where_they_are(
+    model: Path, whole_run: tuple[Path, list[float], dict[str, Any]], tmp_path: Path, num_ranks: int, layout: Any
+) -> None:
+    for place in ("disk/3", "memory/4"):
+        (tmp_path / place).mkdir(parents=True)
+    run_ranks(save_twice_at_once, 2, model, tmp_path)
+    for place, step in (("disk/3", 3), ("memory/4", 4)):
+        (there := tmp_path / place / "there").mkdir()
+        moved = [shard.rename(there / shard.name).name for shard in (tmp_path / place).glob("__1_*.distcp")]
+        assert moved
+        found = run_ranks(load_from_elsewhere, num_ranks, model, layout, tmp_path / place, there, step)
+        (result, _), asked = found[0], {name for _, names in found for name in names}
+        assert asked <= {*moved}
+        assert asked
+        compare(result, (whole_run[1][step:], whole_run[2]))
+
+
 def load_both(rank: Rank, model: Path, folder: Path) -> list[Any]:
     trainer = start(rank, model, {})
     found = []

@@ -126,6 +126,7 @@ class MemoryPlan(ModelSizes):
             takes_turns=self.topology.takes_turns,
             saves=cfg.train.checkpoint.interval is not None,
             saves_meanwhile=cfg.train.checkpoint.async_save,
+            num_copies=self.num_copies,
             trains_adapters=bool(self.adapters),
             critic_takes_turns=cfg.algo.critic.offload,
             deepep=self.model.get("moe_flex_dispatcher_backend") == "deepep",
@@ -155,6 +156,22 @@ class MemoryPlan(ModelSizes):
                 )
             )
         return ranks
+
+    @property
+    def num_copies(self) -> int:
+        """Of a host's files that lie in the memory of hosts, by host: the newest, the one before while that is made,
+        and the same of another host."""
+        num_hosts = len({place.node for place in self.topology.trainer_places})
+        return 2 * min(num_hosts, 2) if self.cfg.train.checkpoint.in_memory_every else 0
+
+    @property
+    def shared_memory(self) -> float:
+        """Bytes of them on the fullest host."""
+        return max(rank.saved for rank in self.trainers) * self._per_host * self.num_copies
+
+    @property
+    def _per_host(self) -> int:
+        return min(self.cfg.cluster.devices_per_node, self.cfg.cluster.num_trainers)
 
     @property
     def blocks(self) -> set[BuildingBlock]:
@@ -245,7 +262,7 @@ class MemoryPlan(ModelSizes):
     @cached_property
     def hosts(self) -> list[Place]:
         """A host full of trainers of each stage, and of engines."""
-        per_host = min(self.cfg.cluster.devices_per_node, self.cfg.cluster.num_trainers)
+        per_host = self._per_host
         beside = per_host if self.colocated else self.cfg.cluster.devices_per_node - per_host
         frozen = sum(group.devices for group in self.topology.frozen) if self.colocated else 0  # else among the others
         alone = min(frozen, self.cfg.cluster.devices_per_node - per_host)

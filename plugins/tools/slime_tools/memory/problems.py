@@ -17,7 +17,7 @@ from slime.topology.placement import BY_TURNS, SAVER
 from slime.topology.topology import read_topology
 from slime_tools.memory.engine import EngineRank
 from slime_tools.memory.memory_plan import MARGIN, MemoryPlan, Place, most
-from slime_tools.memory.trainer import GAPS, GIB, Phase
+from slime_tools.memory.trainer import COPIES, GAPS, GIB, Phase
 
 DEVICE = "memory a device"
 
@@ -118,6 +118,7 @@ _SPARED: Mapping[str, Changes] = {
     "kept versions": {"weights.full_every": 1},
     "Adam on the CPU": {"train.optimizer.optimizer_cpu_offload": False},
     "reference": {"algo.kl_coef": None},
+    COPIES: {"train.checkpoint.in_memory_every": 0},
 }
 """What a host need not hold, and the setting without it."""
 

@@ -47,6 +47,7 @@ DEEPEP = 0.65 * GIB
 KEPT = "torch's cache"
 BESIDE_TORCH = ("CUDA and NCCL", "allocator's gaps", "DeepEP buffers", KEPT)
 """Items of a device that torch does not count as allocated."""
+COPIES = "copies in memory"
 PROCESS = 5 * GIB
 """Host memory of a trainer or engine rank's process: interpreter, torch, CUDA's own."""
 
@@ -112,6 +113,7 @@ class TrainerRank:
         takes_turns: it leaves the device to that one.
         saves: it writes checkpoints.
         saves_meanwhile: from a copy on the host that stays while the run goes on.
+        num_copies: of a host's files as of a checkpoint that lie in the memory of hosts, by host.
         deepep: it exchanges the experts' tokens.
         trains_adapters: these learn and are saved, the model's own weights neither.
         critic: parameters of a second model that learns.
@@ -136,6 +138,7 @@ class TrainerRank:
     takes_turns: bool = False
     saves: bool = True
     saves_meanwhile: bool = False
+    num_copies: int = 0
     deepep: bool = False
     trains_adapters: bool = False
     critic: Held | None = None
@@ -152,6 +155,15 @@ class TrainerRank:
 
     def _owned(self, held: Held) -> float:
         return held.dense / (self.grid.dp * self.grid.cp) + held.experts / self.grid.edp
+
+    @property
+    def saved(self) -> float:
+        """Its files of a checkpoint, which replicas of the model share out: 2 bytes a parameter (4 in fp32), and of one
+        that learns 12 (8) of masters and moments, and those of the reference."""
+        precision, owned = self.precision, self.owned + self.owned_of_critic
+        beside = 0 if self.trains_adapters else self.held.frozen / (self.grid.dp * self.grid.cp)
+        weights = owned + beside + (self.owned if self.has_reference else 0)
+        return precision.weight * weights + precision.optimizer * owned
 
     @property
     def weights(self) -> float:
@@ -268,6 +280,8 @@ class TrainerRank:
             table.add("teacher", weights - swapped, [Phase.logprobs])
         saving = phases if self.saves_meanwhile else [Phase.save]
         table.add("checkpoint", self.gathered(num_ranks) if self.saves else 0, saving)
+        if self.num_copies:  # one more is on its way to them
+            table.add(COPIES, self.saved * num_ranks * (self.num_copies + 1), phases)
         return table
 
     def gathered(self, num_ranks: int) -> float:

@@ -70,11 +70,13 @@ def download_bytes(weights: Sequence[Weight], model: ModelConfig) -> float:
 
 
 class Disk:
-    """A `slime.sizes.estimate.PlanPart`; its attributes are bytes, `download` of the model, 0 where it is here."""
+    """A `slime.sizes.estimate.PlanPart`; its attributes are bytes: `download` of the model, 0 where it is here, and
+    `copies` of the trainers' state in a host's memory."""
 
     def __init__(self, sizes: ModelSizes) -> None:
         cfg = sizes.topology.config
-        self.written = written(MemoryPlan.of(sizes))
+        plan = MemoryPlan.of(sizes)
+        self.written, self.copies = written(plan), plan.shared_memory
         self.download = 0.0
         if is_awaited(cfg.model.path, cfg.model.source):
             self.download = download_bytes(sizes.weights, cfg.model)
@@ -91,8 +93,9 @@ class Disk:
         }
         parts = ", ".join(text for text, size in kinds.items() if size)
         fetched = f"; the model is a download of {human_bytes(self.download)}" if self.download else ""
-        return {"disk": f"writes {human_bytes(its.total)} at most" + (f": {parts}" if parts else "") + fetched}
+        copies = f"; copies in memory: {human_bytes(self.copies)} of a host's /dev/shm" if self.copies else ""
+        return {"disk": f"writes {human_bytes(its.total)} at most" + (f": {parts}" if parts else "") + fetched + copies}
 
     def document(self) -> Mapping[str, Any]:
         sizes = {name: round(value) for name, value in vars(self.written).items()}
-        return {"disk": {**sizes, "download": round(self.download)}}
+        return {"disk": {**sizes, "download": round(self.download), "copies": round(self.copies)}}

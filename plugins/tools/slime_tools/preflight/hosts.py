@@ -186,7 +186,7 @@ def read_wanted(topology: Topology, run: RunDir, *, writes: bool = True) -> Want
         ib_devices=cluster.ib_devices if "mooncake" in backends else (),
         devices=_devices(topology, plan) if cluster.on_gpus else None,
         memory=max(place.table.total(place.table.peak) for place in plan.hosts) if plan else 0.0,
-        space=space | ({"/dev/shm": SHARED_MEMORY} if cluster.on_gpus else {}),
+        space=space | ({"/dev/shm": SHARED_MEMORY + (plan.shared_memory if plan else 0.0)} if cluster.on_gpus else {}),
     )
 
 

@@ -106,5 +106,12 @@ def test_a_host_too_small_for_kept_versions_is_told_the_key_that_keeps_none() ->
     assert "full_every" not in problem
 
 
+def test_a_host_too_small_for_copies_is_told_the_key_that_makes_none() -> None:
+    words = ("+model=glm4-9b", "+cluster=h100x8", "cluster.host_memory_gb=400")
+    assert problems(*words) == []
+    [problem] = problems(*words, "train.checkpoint.in_memory_every=1")
+    assert "copies in memory most of it. Set train.checkpoint.in_memory_every=0, or use more hosts" in problem
+
+
 def test_unknown_sizes_are_not_compared() -> None:
     assert problems(*NINE, "cluster.device_memory_mb=null", "cluster.host_memory_gb=null") == []

@@ -94,6 +94,16 @@ def test_a_bucket_of_weights_waits_to_be_quantised() -> None:
     assert quantises.publishing - trainer.publishing == 1.5 * trainer.bucket, "and half of it as E4M3"
 
 
+def test_copies_in_memory_are_of_two_hosts_where_there_are_two() -> None:
+    """Each host's share of 14 bytes a parameter: on 8 devices all of it, on 16 half, and half of the other."""
+    for cluster, sets in (("h100x8", 2 * 1.0), ("h100x16", 4 * 0.5)):
+        words = ("+model=glm4-9b", f"+cluster={cluster}", "train.megatron.recompute_granularity=full")
+        plan = plan_of(*words, "train.checkpoint.in_memory_every=1")
+        num_parameters = sum(weight.numel for weight in plan.weights)
+        assert plan.shared_memory == pytest.approx(14 * num_parameters * sets, rel=0.01)
+        assert plan_of(*words).shared_memory == 0
+
+
 def test_micro_batches_in_flight() -> None:
     assert [in_flight(Grid(4, pp=4), stage) for stage in range(4)] == [4, 3, 2, 1]
     assert in_flight(Grid(2, pp=2, vpp=2), 0) == (2 + 2 + 1) / 2

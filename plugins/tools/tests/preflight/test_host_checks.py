@@ -260,6 +260,11 @@ def test_what_a_run_needs_follows_from_its_plan(tmp_path: Path) -> None:
     assert 100 * GIB < needed.memory < 1900 * GIB
     assert needed.space[str(run.path)] == pytest.approx(9.4e9 * (3 * 14 + 2), rel=0.02)
     assert needed.space["/dev/shm"] == GIB
+    cfg.train.checkpoint.in_memory_every = 2
+    with RunDir.open(tmp_path / "it") as run:
+        copied = read_wanted(read_topology(cfg), run)
+    assert copied.space["/dev/shm"] - GIB == pytest.approx(9.4e9 * 14 * 2, rel=0.02), "the newest and the one before"
+    assert copied.memory - needed.memory == pytest.approx(9.4e9 * 14 * 3, rel=0.02), "and what is copied into files"
     assert (needed.modules, tuple(needed.ib_devices)) == ([], ())
 
 
