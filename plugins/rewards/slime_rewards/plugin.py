@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slime.contracts import RewardModel
-from slime.hookspecs import hookimpl
+from slime.hookspecs import hookimpl, later
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
     from slime.errors import SlimeError
     from slime.sizes.estimate import PlanPart
-    from slime.sizes.model import ModelSizes
 
 MATH = ("arithmetic", "dapo", "deepscaler", "math")
 
@@ -72,15 +71,9 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
 
 @hookimpl
 def slime_plan_parts() -> Mapping[str, Callable[..., PlanPart]]:
-    return {"sandbox": _sandbox}
+    return {"sandbox": later("slime_rewards.code.uses:SandboxPart")}
 
 
 @hookimpl
 def slime_config_paths() -> Sequence[str]:
     return [f"pkg://slime_rewards.{room}.conf" for room in ("general", "math", "starter")]
-
-
-def _sandbox(sizes: ModelSizes) -> PlanPart:
-    from slime_rewards.code.uses import SandboxPart
-
-    return SandboxPart(sizes.topology.config)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime.config.schema import SlimeConfig
+from slime.sizes.model import ModelSizes
 from slime_rewards.code.labels import cases_of
 from slime_rewards.code.reward import LOCAL
 from slime_rewards.labels import judged_sets
@@ -73,7 +74,8 @@ def _missing() -> str:
 class SandboxPart:
     """A `slime.sizes.estimate.PlanPart`: what confines programs on the machine of the plan, where some are run here."""
 
-    def __init__(self, cfg: SlimeConfig) -> None:
+    def __init__(self, sizes: ModelSizes) -> None:
+        cfg = sizes.topology.config
         local = [options for _, options in rewards(cfg) if options.get("sandbox", LOCAL) == LOCAL]
         self._is_used = bool(local or any(tools(cfg)))
         self._unconfined = any(options.get("unconfined") for options in local)
