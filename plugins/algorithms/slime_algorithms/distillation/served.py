@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from slime.algo.stages import run_stages
-from slime.config.paths import resolve
 from slime.errors import SlimeError
 from slime.net import Endpoint
-from slime.run_dir import RunDir
-from slime.topology.topology import Topology
 from slime.types import TrainSample
-from slime_algorithms.distillation.opd import Opd
 from slime_algorithms.distillation.teacher import TOKENIZER, has_same_tokens, last_token
 
 MAX_REQUESTS = 64
@@ -42,14 +37,6 @@ Columns = tuple[np.ndarray, ...]
 """Of a sample: ([num_response_tokens] fp32 log-probs,), or ([num_response_tokens, k] int32 ids, and fp32 log-probs)."""
 
 log = logging.getLogger(__name__)
-
-
-def require_teacher(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:
-    """Before anything of a run that trains starts: its teacher is served, and has the model's tokens."""
-    model, objective = topology.config.model, run_stages(topology.config).all[-1].objective
-    if writes and isinstance(objective, Opd) and objective.teacher_url:
-        server = Server(objective.teacher_url, objective.teacher_key_env)
-        server.require_tokens_of(resolve(model.tokenizer or model.path))
 
 
 def server_of(engine: Endpoint) -> Server:

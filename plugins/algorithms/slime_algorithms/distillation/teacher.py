@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from slime import plugins
-from slime.algo.stages import run_stages
 from slime.config.hf import config_folder, read_hf_config, scores
 from slime.config.paths import resolve
-from slime.config.schema import AlgoConfig, ModelConfig, RolloutConfig, SlimeConfig
+from slime.config.schema import AlgoConfig, ModelConfig, RolloutConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.models.bridge import HfConfig, ModelBridge
-from slime.objective import Source
 from slime.weights.elsewhere import is_megatrons
-from slime_algorithms.distillation.opd import Opd
 
 KEY, GROUP = "algo.teacher.path", "algo.options.teacher_engines"
 TOKENIZER = "tokenizer.json"
@@ -26,25 +23,7 @@ NO_MATTER = ("init_method_std", "max_sequence_length")
 SAME = "Name a teacher of the same architecture and vocabulary."
 
 
-def problems(cfg: SlimeConfig) -> list[str | SlimeError]:
-    """Why a run cannot learn from its teacher, or has none where it needs one."""
-    chosen, temperature, model = run_stages(cfg).all[-1], cfg.rollout.sampling.temperature, cfg.model
-    opd = chosen.objective if isinstance(chosen.objective, Opd) else None
-    if cfg.algo.advantage == "none" and chosen.reinforces and not opd:
-        return [f"algo.advantage=none leaves algo={cfg.algo.name} nothing to learn from, as it has no teacher"]
-    if cfg.algo.advantage == "none" and chosen.penalised_by:
-        return ["algo.kl_in=reward does nothing with algo.advantage=none, which leaves rewards out: set it to loss"]
-    if opd and opd.is_served and temperature != 1:
-        key = "teacher_url" if opd.teacher_url else "teacher_engines"
-        what = f"algo.options.{key} gives log-probs at temperature 1 alone, so set rollout.sampling.temperature=1"
-        return [f"{what} (it is {temperature:g}), or have the trainers hold the teacher (algo.teacher.path)"]
-    found: list[str | SlimeError] = [*_top_problems(model, opd.teacher_top_k)] if opd and opd.teacher_top_k else []
-    if opd and opd.teacher_engines:
-        return [*found, *_group_problems(model, cfg.rollout, opd.teacher_engines)]
-    return [*found, *(_teacher_problems(model, cfg.algo) if run_stages(cfg).needs(Source.teacher) else ())]
-
-
-def _teacher_problems(trained: ModelConfig, algo: AlgoConfig) -> Iterator[SlimeError]:
+def teacher_problems(trained: ModelConfig, algo: AlgoConfig) -> Iterator[SlimeError]:
     """Why the trainers cannot hold the teacher, if the model can be read. What is in a Megatron-core checkpoint is
     found when it is loaded: nothing in it can be read without torch."""
     path = algo.teacher.path
@@ -60,7 +39,7 @@ def _teacher_problems(trained: ModelConfig, algo: AlgoConfig) -> Iterator[SlimeE
         yield problem.under(KEY)
 
 
-def _top_problems(model: ModelConfig, k: int) -> Iterator[SlimeError]:
+def top_problems(model: ModelConfig, k: int) -> Iterator[SlimeError]:
     """Why there are no `k` most probable tokens: the model, and so the teacher, has not as many."""
     with suppress(SlimeError):
         size = read_hf_config(config_folder(model), model.num_layers)["vocab_size"]
@@ -69,7 +48,7 @@ def _top_problems(model: ModelConfig, k: int) -> Iterator[SlimeError]:
             yield SlimeError(what, where="algo.options.teacher_top_k", todo=todo)
 
 
-def _group_problems(trained: ModelConfig, rollout: RolloutConfig, group: str) -> Iterator[SlimeError]:
+def group_problems(trained: ModelConfig, rollout: RolloutConfig, group: str) -> Iterator[SlimeError]:
     """Why an engine group cannot be the teacher: it is not there, writes nothing, or has other tokens. A folder that
     cannot be read is found by others."""
     frozen = {name: each.model for name, each in rollout.engines.items() if each.model is not None}
