@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from slime.errors import SlimeError
     from slime.sizes.estimate import PlanPart
 
-MATH = ("arithmetic", "dapo", "deepscaler", "math")
-
 
 @hookimpl
 def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
@@ -54,18 +52,18 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
     """Labels must be what their rewards read, and what a reward asks or runs in must be there."""
-    from slime_rewards.code.uses import label_problems, sandbox_problems
+    from slime_rewards.code.uses import label_problems as code_labels
+    from slime_rewards.code.uses import sandbox_problems
     from slime_rewards.general.asked import engine_problems, problems
+    from slime_rewards.labels import judged_sets
+    from slime_rewards.math.labels import label_problems as math_labels
 
-    found: list[str | SlimeError] = [*sandbox_problems(cfg), *label_problems(cfg)]
+    judged = [*judged_sets(cfg)]
+    found: list[str | SlimeError] = [*sandbox_problems(cfg), *code_labels(judged)]
     found += problems(cfg.reward.name, cfg.reward.options)
     for home, own in {**cfg.data.named(), **cfg.eval.named()}.items():
         found += problems(own.reward or "", own.reward_options, f"{home}.reward_options")
-    names = {cfg.reward.name, *(each.reward for each in {**cfg.data.named(), **cfg.eval.named()}.values())}
-    if not names.isdisjoint(MATH):
-        from slime_rewards.math import labels
-
-        found += labels.label_problems(cfg, MATH)
+    found += math_labels(judged)
     return [*found, *engine_problems(cfg)]
 
 
