@@ -58,10 +58,10 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
     from slime_rewards.labels import judged_sets
     from slime_rewards.math.labels import label_problems as math_labels
 
-    judged = [*judged_sets(cfg)]
-    found: list[str | SlimeError] = [*sandbox_problems(cfg), *code_labels(judged)]
+    judged, sets = [*judged_sets(cfg)], {**cfg.data.named(), **cfg.eval.named()}
+    found: list[str | SlimeError] = [*sandbox_problems(cfg.reward, cfg.rollout.program, sets), *code_labels(judged)]
     found += problems(cfg.reward.name, cfg.reward.options)
-    for home, own in {**cfg.data.named(), **cfg.eval.named()}.items():
+    for home, own in sets.items():
         found += problems(own.reward or "", own.reward_options, f"{home}.reward_options")
     found += math_labels(judged)
     return [*found, *engine_problems(cfg)]

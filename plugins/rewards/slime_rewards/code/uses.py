@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from slime.config.schema import ProgramConfig, RewardConfig, SetConfig, SlimeConfig
+from slime.config.schema import ProgramConfig, RewardConfig, SetConfig
 from slime.sizes.model import ModelSizes
 from slime_rewards.code.labels import cases_of
 from slime_rewards.code.reward import LOCAL
@@ -32,10 +32,9 @@ def tools(program: ProgramConfig, sets: Mapping[str, SetConfig]) -> Iterator[str
             yield f"{home}.program_options.functions"
 
 
-def sandbox_problems(cfg: SlimeConfig) -> Iterator[str]:
+def sandbox_problems(reward: RewardConfig, program: ProgramConfig, sets: Mapping[str, SetConfig]) -> Iterator[str]:
     """Programs would run unconfined, which they do if `unconfined` says so alone."""
-    sets = {**cfg.data.named(), **cfg.eval.named()}
-    for key, options in rewards(cfg.reward, sets):
+    for key, options in rewards(reward, sets):
         of_options = "reward.options" if key == "reward" else f"{key}_options"
         where = options.get("sandbox", LOCAL)
         if options.get("unconfined"):
@@ -46,7 +45,7 @@ def sandbox_problems(cfg: SlimeConfig) -> Iterator[str]:
             elsewhere = f"{of_options}.sandbox=http://HOST:8080 runs programs at a server of SandboxFusion's form"
             named = "reward.name=code" if key == "reward" else f"{key}=code"
             yield f"{named}: the sandbox cannot be had here: {lacks}; {elsewhere}"
-    for key in tools(cfg.rollout.program, sets):
+    for key in tools(program, sets):
         if lacks := _missing():
             yield f"{key}: the sandbox of {TOOL} cannot be had here: {lacks}; leave this tool out"
 
