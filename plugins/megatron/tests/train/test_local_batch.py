@@ -64,6 +64,7 @@ def lengths_of_pairs(rank: Rank) -> list[tuple[list[int], list[int]]]:
     return [(micro.sequence_lengths.tolist(), list(map(int, micro.attempt_lengths))) for micro in found]
 
 
+@pytest.mark.slow
 def test_an_attempt_is_as_long_as_its_sequences() -> None:
     [found] = run_ranks(lengths_of_pairs, 1)
     assert sum(len(attempts) for _, attempts in found) == 3
