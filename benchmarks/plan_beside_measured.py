@@ -99,7 +99,7 @@ def of_step(row: Mapping[str, Any]) -> dict[str, float]:
         lengths = {"tokens": row["prompt"] + row["response"], "prompt": row["prompt"]}
         work = dataclasses.replace(work_of(plan.cfg), **lengths, most=row.get("most"))
         found["training"], found["moves"] = training(plan, work)
-        found["generation"] = rollout_seconds(plan.cfg, work, plan.engines.values())
+        found["generation"] = rollout_seconds(plan.cfg.rollout, plan.cfg.cluster, work, plan.engines.values())
     return found
 
 

@@ -151,12 +151,12 @@ def test_a_plugin_that_hangs_ends_slime_with_its_name(site: Site, source: str) -
 
 def test_a_plugin_that_takes_its_time_is_named_and_waited_for(site: Site) -> None:
     site.add("acme-reward", "import time; time.sleep(3)\n" + REWARD % "acme")
-    program = "from slime import foreign, __main__; foreign.NOTICE_S = 0.5; __main__.main(['plugins'])"
+    program = "from slime import foreign, __main__; foreign.NOTICE_S = 1.5; __main__.main(['plugins'])"
     environment = {**os.environ, "PYTHONPATH": str(site.folder)}
     done = run_within(60, [sys.executable, "-c", program], env=environment, check=False)
     assert "acme-reward" in done.stdout
     [line] = done.stderr.splitlines()
     assert line.startswith(
-        "slime: plugin acme-reward 1.0: it takes longer than 0.5 s to import, or to answer a hook; it s"
+        "slime: plugin acme-reward 1.0: it takes longer than 1.5 s to import, or to answer a hook; it s"
     )
     assert "slime waits for it until 120 s" in line

@@ -32,6 +32,7 @@ my-reward = "my_reward"
 The module marks the hooks it implements with `@hookimpl` (`from slime.hookspecs import hookimpl`). A hook that
 contributes things chosen by name returns `{{name: factory}}`; the factory is called late, with the options of the
 config as keywords, and is where heavy imports belong: `slime --help`, `plugins` and `plan` import every plugin.
+`slime.hookspecs.later("my_reward.score:Reward")` is a factory that imports its class or function when it is called.
 State the slime versions it works with in `dependencies = ["slime-rl>=0.1,<0.2"]`: a plugin made for another version is
 refused by name. `slime plugins` lists what is found; with `--json` for a program: `schema` (1) and `plugins`, each with
 `name` (the entry point's), `distribution`, `version`, `brings` (kind -> names), `choices` (config group -> options) and

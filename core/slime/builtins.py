@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slime.algo.advantages import GroupMean
 from slime.algo.grpo import Grpo
 from slime.algo.sft import Sft
 from slime.contracts import VerbFactory
-from slime.hookspecs import hookimpl
+from slime.hookspecs import hookimpl, later
 from slime.types import Decision, Group, Task
 
 if TYPE_CHECKING:
@@ -53,32 +51,27 @@ def slime_programs() -> Mapping[str, Callable[..., Program]]:
 
 @hookimpl
 def slime_filters() -> Mapping[str, Callable[..., SampleFilter]]:
-    return {"none": KeepAll, "function": partial(_own, "filter")}
+    return {"none": KeepAll, "function": later("slime.functions.filters:own_filter")}
 
 
 @hookimpl
 def slime_buffers() -> Mapping[str, Callable[..., BufferPolicy]]:
-    def fifo(**options: Any) -> BufferPolicy:
-        from slime.sampling.buffer import FifoBuffer
-
-        return FifoBuffer(**options)
-
-    return {"fifo": fifo, "function": partial(_own, "buffer")}
+    return {"fifo": later("slime.sampling.buffer:FifoBuffer"), "function": later("slime.functions.buffers:own_buffer")}
 
 
 @hookimpl
 def slime_objectives() -> Mapping[str, Callable[..., Objective]]:
-    return {"grpo": Grpo, "sft": Sft, "function": partial(_own, "objective")}
+    return {"grpo": Grpo, "sft": Sft, "function": later("slime.functions.objectives:own_objective")}
 
 
 @hookimpl
 def slime_estimators() -> Mapping[str, Callable[..., Estimator]]:
-    return {"grpo": GroupMean, "function": partial(_own, "estimator")}
+    return {"grpo": GroupMean, "function": later("slime.functions.estimators:own_estimator")}
 
 
 @hookimpl
 def slime_trackers() -> Mapping[str, Callable[..., Tracker]]:
-    return {"function": partial(_own, "tracker")}
+    return {"function": later("slime.functions.trackers:own_tracker")}
 
 
 @hookimpl
@@ -93,12 +86,7 @@ def slime_verbs() -> Mapping[str, VerbFactory]:
 
 @hookimpl
 def slime_transports() -> Mapping[str, Callable[[], Transport]]:
-    def shared_memory() -> Transport:
-        from slime.weights.transports import SharedMemoryTransport
-
-        return SharedMemoryTransport()
-
-    return {"ipc": shared_memory}
+    return {"ipc": later("slime.weights.transports:SharedMemoryTransport")}
 
 
 @hookimpl
@@ -117,8 +105,3 @@ def slime_config_schemas() -> Mapping[str, type]:
 @hookimpl
 def slime_config_paths() -> Sequence[str]:
     return ("pkg://slime.conf",)
-
-
-def _own(kind: str, /, **options: Any) -> Any:
-    """What a function or a class of the user's own is."""
-    return resolve_name(f"slime.functions.{kind}s:own_{kind}")(**options)

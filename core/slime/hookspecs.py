@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
@@ -22,6 +23,17 @@ hookspec = pluggy.HookspecMarker("slime")
 hookimpl = pluggy.HookimplMarker("slime")
 
 Factory = Callable[..., Any]
+
+
+def later(path: str, *, every_session: bool = False) -> Factory:
+    """A factory that is imported when it is called: `module:name`, of a function or a class. `every_session` as of
+    `slime_subscribers`."""
+
+    def factory(*arguments: Any, **options: Any) -> Any:
+        return resolve_name(path)(*arguments, **options)
+
+    vars(factory)["every_session"] = every_session
+    return factory
 
 
 class SlimeHooks(Protocol):

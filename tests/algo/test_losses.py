@@ -141,6 +141,15 @@ def test_importance_weights_are_clipped_or_masked(importance: Importance) -> Non
         assert weight == pytest.approx(wanted, rel=1e-7)  # the log-ratios are fp32
 
 
+@pytest.mark.parametrize("importance", Importance)
+def test_a_ratio_at_a_bound_is_inside(importance: Importance) -> None:
+    """`importance_low` and `importance_high` may both be 1, and tokens whose policies agree have that ratio."""
+    for low, high in ((1.0, 1.0), (1.0, 2.0), (0.5, 1.0)):
+        weights, is_outside = importance_weights(torch.zeros(2), importance, low=low, high=high)
+        assert weights.tolist() == [1.0, 1.0]
+        assert is_outside.tolist() == [0.0, 0.0]
+
+
 def test_importance_weights_make_samples_of_one_policy_speak_for_another() -> None:
     """Exact sums over a categorical: E_old[f] = E_sampled[w f], which truncation at a high bound leaves alone."""
     torch.manual_seed(1)

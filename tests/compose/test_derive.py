@@ -32,3 +32,9 @@ def test_tokens_that_are_corrected(words: list[str], tokens: str) -> None:
     chosen = examine([*words, "+cluster=local"]).cfg.algo.importance_tokens
     assert chosen is not None
     assert chosen.name == tokens
+
+
+@pytest.mark.parametrize(("fp8", "alarm"), [("null", 0.05), ("block", 0.2), ("block observe.logprob_alarm=0.1", 0.1)])
+def test_the_alarm_is_that_of_the_coarsest_numbers(fp8: str, alarm: float) -> None:
+    words = ["+model=glm4-tiny", "+cluster=local", *f"rollout.fp8={fp8}".split()]
+    assert examine(words).cfg.observe.logprob_alarm == alarm

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from slime.config.schema import ControlTokens, DataConfig
-from slime.data.demonstrations import DemonstrationSource
+from slime.data.demonstrations import DemonstrationSource, up_to_end
 from slime.data.tokenize import load_tokenizer
 from slime.errors import SlimeError
 
@@ -145,3 +145,9 @@ def test_a_limit_takes_the_first_rows(write, tokenizer):
     limited = DemonstrationSource(write(GOOD), *given, limit=2).all()
     alone = DemonstrationSource(write("".join(GOOD.splitlines(keepends=True)[:2]), "two.jsonl"), *given).all()
     assert [sample.tokens.tolist() for sample in limited] == [sample.tokens.tolist() for sample in alone]
+
+
+def test_an_answer_ends_with_its_last_end_token() -> None:
+    """One before it is of the answer's own text (`data.control_tokens=allow`)."""
+    assert up_to_end([5, 0, 6, 0, 7], 0) == [5, 0, 6, 0]
+    assert up_to_end([5, 6], 0) == [5, 6, 0]

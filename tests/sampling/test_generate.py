@@ -8,7 +8,7 @@ import pytest
 
 from slime.config.schema import SamplingConfig
 from slime.engine_client.client import Completion, FinishReason
-from slime.sampling.generate import Generator
+from slime.sampling.generate import Generator, Passed
 from slime.segments import Segment, WeightSpan
 from slime.types import Status
 
@@ -56,6 +56,23 @@ def response(*answers, stop=(), limit=9):
     segment.check()
     assert segment.logprobs == [-float(token) for token in segment.tokens]
     return Response(status, segment.tokens, generator.text(segment.tokens), segment.spans)
+
+
+class CrossedGate:
+    """Answers a request that was inside while weights of version 4 took the place of those of 3."""
+
+    version, keeps_keys = 4, True
+
+    async def generate(self, input_ids, sampling):
+        completion = Completion([5, 6, 7], [-5.0, -6.0, -7.0], FinishReason.LENGTH, 4, 0, 0, earlier=[(3, 2)])
+        return Passed(completion, 3)
+
+
+def test_tokens_of_newer_weights_on_kept_keys_are_mixed_and_no_others():
+    segment = Segment((9,))
+    generator = Generator(Answers(), SamplingConfig(max_response_tokens=3), Alphabet(), CrossedGate())
+    asyncio.run(generator.continue_response(segment, 0, 3, 4, 5))
+    assert segment.spans == [WeightSpan(3, 2), WeightSpan(4, 1, is_mixed=True)]
 
 
 def test_a_sequence_limit_ends_a_response_before_its_own():

@@ -200,12 +200,22 @@ def test_who_failed_first_is_named(status, where, whose):
         FailureBudget(RewardConfig(name="sum", max_failed_share=0.0), 8).add(sample, Verdict.error("ValueError: x"))
 
 
+def test_the_share_of_failures_that_is_allowed_may_be_reached():
+    sample, failed = Sample(Prompt("0/0", (), (1,), None, {}), 0, status=Status.COMPLETED), Verdict.error("x")
+    budget = FailureBudget(RewardConfig(name="sum", max_failed_share=0.25), 8)
+    budget.add(sample, failed)
+    budget.add(sample, failed)
+    with pytest.raises(SlimeError, match="no value for 3 of 8 samples"):
+        budget.add(sample, failed)
+
+
 def test_samples_whose_reward_failed_are_scored_again_after_the_stop():
     buffer, prompts = FifoBuffer(), Prompts()
     with pytest.raises(SlimeError):
         run(ScriptedEngine(), scorer=Scorer({(0, 0): FAILURES["error"]}), buffer=buffer, prompts=prompts)
     (step,) = run(ScriptedEngine(), buffer=buffer, prompts=prompts)
     assert all(len(group.rewards) == 2 for group in step.groups)
+    assert [group.id for group in step.groups] == [f"0/{n}" for n in range(4)], "none was dropped for want of a value"
 
 
 def test_reward_parts_become_metrics():

@@ -39,8 +39,18 @@ def length(prompt_token: int, seed: int) -> int:
 
 
 async def collect(
-    prompts: Prompts, buffer: FifoBuffer, engine: VirtualEngine, steps: int = STEPS, **changes: Any
+    prompts: Prompts,
+    buffer: FifoBuffer,
+    engine: VirtualEngine,
+    steps: int = STEPS,
+    back_after_s: float | None = None,
+    **changes: Any,
 ) -> list[Collected]:
+    """`back_after_s`: the engine has died, and comes back then."""
+    engines = EngineSet([engine])
+    if back_after_s is not None:
+        engines.lose(engine)
+        asyncio.get_running_loop().call_later(back_after_s, engines.regain, engine)
     values = {
         "prompts_per_step": 8,
         "samples_per_prompt": 4,
@@ -50,7 +60,7 @@ async def collect(
         "sampling": SamplingConfig(max_response_tokens=LONGEST),
     }
     cfg = RolloutConfig(**values | changes)
-    sampler = Sampler(cfg, RewardConfig(name="scripted"), 5, EngineSet([engine]), Letters(), Single(), Scorer())
+    sampler = Sampler(cfg, RewardConfig(name="scripted"), 5, engines, Letters(), Single(), Scorer())
     rollout = Rollout(cfg, sampler, prompts=prompts, buffer=buffer, sample_filter=KeepAll())
     collected = []
     for engine.version in range(steps):
@@ -66,6 +76,11 @@ def test_no_response_starves_and_no_token_is_generated_twice():
     assert {sample.prompt.label for sample in kept} >= set(range(prompts.taken // 2)), "a prompt was never trained on"
     assert max(num_versions(sample) for sample in kept) > 2 * LAG, "none was so long that it could have starved"
     assert engine.num_tokens == sum(sample.num_sampled for sample in [*kept, *waiting])
+
+
+def test_an_engine_that_comes_back_is_waited_for_longer_than_one_that_is_silent():
+    (step,) = run(collect(Prompts(), FifoBuffer(), VirtualEngine(length), 1, back_after_s=3 * PATIENCE_S))
+    assert len(step.groups) == 8
 
 
 def test_the_lag_of_tokens_is_measured_and_what_lags_too_far_is_not_trained_on():

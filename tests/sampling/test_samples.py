@@ -69,6 +69,8 @@ def test_numbers_that_engines_tell_become_columns_and_means() -> None:
     masked = replace(first, loss_mask=np.float32([0, 1, 0]))
     assert with_numbers([masked], ["certainty"])[1] == {"rollout/certainty": 0.25}
     assert with_numbers(samples, []) == (samples, {})
+    several = replace(first, recorded={"kept": np.int32([[9, 9], [9, 9], [9, 9], [4, 7], [5, 0]])})
+    assert with_numbers([several], ["kept"])[1] == {"rollout/kept": (2 + 1 + 0) / 3}, "how many a token has"
 
 
 def test_tokens_of_older_weights_are_told_apart() -> None:

@@ -199,6 +199,11 @@ class Stages:
         return any(stage.needs(source) for stage in self.all)
 
 
+def reinforces(algo: AlgoConfig) -> bool:
+    """Whether the chosen objective learns from rollouts."""
+    return objective_of(algo).trains_on is TrainsOn.rollouts
+
+
 def run_stages(cfg: SlimeConfig) -> Stages:
     """Demonstrations first, where `sft.num_steps` asks for them or the objective learns from nothing else; then
     reinforcement learning. Raises SlimeError if no objective of that name is installed, or it cannot be created."""
@@ -235,21 +240,18 @@ def estimator_of(algo: AlgoConfig) -> Estimator:
 
 
 def _made(item: Contribution, contract: Any, shared: Mapping[str, Any], options: Mapping[str, Any], home: str) -> Any:
-    def fault(what: str) -> SlimeError:
-        kind = "objective" if item.kind == "algo" else item.kind
-        where = f"{kind} '{item.name}' of {item.distribution} {item.version}"
-        return SlimeError(what, where=where, todo=f"Correct {home}, or the plugin.")
-
+    kind = "objective" if item.kind == "algo" else item.kind
+    where, todo = f"{kind} '{item.name}' of {item.distribution} {item.version}", f"Correct {home}, or the plugin."
     try:
         made = item.factory(**shared, **options)
     except SlimeError:
         raise
     except Exception as error:
-        raise fault(f"its factory raised {type(error).__name__}: {error}") from error
+        what = f"its factory raised {type(error).__name__}: {error}"
+        raise SlimeError(what, where=where, todo=todo) from error
     if not isinstance(made, contract):
-        raise fault(
-            f"its factory made {made!r:.80}, which has not the methods of {contract.__module__}.{contract.__name__}"
-        )
+        what = f"its factory made {made!r:.80}, which has not the methods of {contract.__module__}.{contract.__name__}"
+        raise SlimeError(what, where=where, todo=todo)
     return made
 
 

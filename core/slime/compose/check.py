@@ -18,10 +18,16 @@ from slime.compose.engine_rules import (
     outside_problems,
     recording_problems,
     staleness_problems,
+    unchecked,
 )
-from slime.compose.hosts import address_problems, launcher_problems
 from slime.compose.learning import learning_problems, learning_warnings
-from slime.compose.names import environment_problems, name_problems, set_problems
+from slime.compose.names import (
+    address_problems,
+    environment_problems,
+    launcher_problems,
+    name_problems,
+    set_problems,
+)
 from slime.compose.needs import absent_model, is_awaited
 from slime.compose.objective import estimator_problems, objective_problems
 from slime.compose.rules import batch_problems, family_problems, layout_problems
@@ -42,7 +48,6 @@ from slime.models.traits import obstacle_to_sharing, sharing_problem
 from slime.plugins import Plugins
 from slime.sizes.estimate import MemoryEstimate, estimate_memory
 from slime.topology.adapters import adapters_of
-from slime.topology.engine_checks import unchecked
 from slime.topology.engines import generates, role_problems
 from slime.topology.placement import idle_devices, placement_problems, size_problems, span_problems, turn_problems
 from slime.topology.topology import Topology, read_topology
@@ -90,7 +95,7 @@ def check(cfg: SlimeConfig, plugins: Plugins, *, reads_data: bool = True) -> Che
     """
     if problems := value_problems(cfg, plugins):  # the other rules compute with these values
         return Checked(problems=problems)
-    chosen = (choice for choice in choices_of(cfg) if choice.kind != "reward" or generates(cfg))
+    chosen = (choice for choice in choices_of(cfg) if choice.kind != "reward" or generates(cfg.algo, cfg.eval))
     problems += [*choice_problems(chosen, plugins), *backend_problems(cfg.rollout.backend)]
     problems += problems_found_aside(partial(data_problems, cfg)) if reads_data else ()
     problems += [

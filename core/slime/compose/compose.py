@@ -142,7 +142,9 @@ def examine(argv: Sequence[str]) -> Composed:
             idle = (problem for problem in idle if problem.where in set_here)
         problems += [problem for problem in idle if problem.where not in named]
         problems += overlap_problems(composed.cfg.eval, composed.cfg.data) if run.reinforces else ()
-        composed.warnings += [] if problems else rate_warnings(composed.cfg, {key for key, _ in line.values})
+        if not problems:
+            typed = {key for key, _ in line.values}
+            composed.warnings += rate_warnings(composed.cfg.train, composed.cfg.sft, typed, reinforces=run.reinforces)
     gap = _no_recipe(line, groups)
     if gap and problems and given.cluster.on_gpus:
         todo = "The layout is the default: add --fit to 'slime plan' to see which fit."

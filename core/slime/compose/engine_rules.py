@@ -1,10 +1,12 @@
-"""Rules of engines: weights that come while they generate, models of their own, and what they tell of tokens."""
+"""Rules of engines: weights that come while they generate, models of their own, and what they tell of tokens; and those
+of their software, asked of whatever is installed that knows them (hook `slime_engine_checks`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from slime import plugins
 from slime.config.choices import Publish
 from slime.config.hf import num_labels, read_hf_config, scores
 from slime.config.paths import resolve
@@ -12,6 +14,8 @@ from slime.config.schema import RolloutConfig
 from slime.engines.limits import longest_sequence, num_drafted, room
 from slime.engines.outside import addresses_of
 from slime.errors import SlimeError
+from slime.extras import how_to_get
+from slime.models.blocks import BuildingBlock
 from slime.sizes.model import frozen_sizes
 from slime.topology.adapters import adapters_beside
 from slime.topology.engines import sampling_groups
@@ -21,6 +25,24 @@ from slime.topology.recordings import kept_tokens, numbers_told, recordings_of
 from slime.topology.server_fields import drafts_with_own_layer
 from slime.topology.topology import Topology
 from slime.topology.transport import DISK
+
+CHECK = "engine_check"
+
+
+def engine_check_problems(
+    topology: Topology, model: Mapping[str, Any], blocks: Collection[BuildingBlock]
+) -> Iterator[SlimeError]:
+    """What every installed check says. `model`: keywords of Megatron's TransformerConfig; `blocks`: it is built of
+    them."""
+    for check in plugins.load().registries[CHECK]:
+        yield from check.factory(topology, model, blocks)
+
+
+def unchecked(topology: Topology) -> Iterator[SlimeError]:
+    """Says that nobody was asked, of a run that has engines."""
+    if topology.generates and not [*plugins.load().registries[CHECK]]:
+        todo = how_to_get(f"{CHECK}/sglang")
+        yield SlimeError("was held against no rules of SGLang", where="rollout.sglang", todo=todo)
 
 
 def staleness_problems(topology: Topology) -> Iterator[SlimeError]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from slime import plugins
 from slime.algo.stages import ONE_STEP, idle_options, keys_read, keys_with_readers, run_stages
 from slime.compose.check import SGLANG_BOUNDS
-from slime.compose.objective import estimator_problems, objective_problems
+from slime.compose.objective import CHOSEN_BY, estimator_problems, objective_problems
 from slime.compose.options import defaults_of
 from slime.config.keys import ANY_NAME, added_keys, default_config, own_keys, value_of
 from slime.config.schema import (
@@ -30,7 +30,7 @@ from slime.topology.engines import generates
 from slime.topology.launcher import launcher_name
 from slime.topology.transport import transport_name
 
-OPTIONS_OF = {"algo.options": ("algo", "name"), "algo.advantage_options": ("estimator", "advantage")}
+OPTIONS_OF = {f"algo.{options}": (kind, key) for kind, (key, options) in CHOSEN_BY.items()}
 """Whose the options of a section are: the kind of plugin, and the key of `algo` that chooses it."""
 
 
@@ -43,6 +43,10 @@ class Composition:
     @cached_property
     def reinforces(self) -> bool:
         return run_stages(self.cfg).reinforces
+
+    @property
+    def generates(self) -> bool:
+        return generates(self.cfg.algo, self.cfg.eval)
 
     @property
     def supervises(self) -> bool:
@@ -190,7 +194,7 @@ RULES: Sequence[Rule] = (
         "without eval.path (algo=sft generates for evaluation alone)",
         "rollout.* weights.* reward.options reward.num_workers reward.timeout_s reward.memory_mb "
         "reward.max_failed_share observe.samples_mb",
-        lambda run: generates(run.cfg),
+        lambda run: run.generates,
     ),
     Rule(
         "with rollout.addresses, whose servers somebody else starts",
@@ -210,7 +214,7 @@ RULES: Sequence[Rule] = (
     Rule(
         "where engines share the trainers' GPUs: such hosts are not replaced",
         "cluster.spares cluster.wait_for_host_s cluster.min_hosts",
-        lambda run: not (run.cfg.cluster.colocated and run.cfg.cluster.on_gpus and generates(run.cfg)),
+        lambda run: not (run.cfg.cluster.colocated and run.cfg.cluster.on_gpus and run.generates),
     ),
     Rule("without eval.path", "eval.*", lambda run: run.cfg.eval.path is not None),
     Rule(

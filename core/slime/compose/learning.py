@@ -18,6 +18,7 @@ from slime.config.schema import (
     LossMean,
     LrDecay,
     RolloutConfig,
+    SftConfig,
     SlimeConfig,
     TrainConfig,
 )
@@ -33,7 +34,7 @@ GREEDY_BELOW = 1e-6
 
 def learning_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """Runs that would learn nothing, something else than they say, or keep nothing of it."""
-    yield from _schedules(cfg)
+    yield from _schedules(cfg.train, cfg.sft, policy_steps(cfg) if run_stages(cfg).reinforces else None)
     yield from _algorithm(cfg)
     yield from _kept(cfg.train.checkpoint, cfg.model.init)
     yield from _greedy_evaluation(cfg.eval)
@@ -51,18 +52,17 @@ def learning_warnings(topology: Topology, *, has_experts: bool) -> Iterator[Slim
         yield SlimeError(f"{what} noisy without routing replay", where=f"algo.name={cfg.algo.name}", todo=todo)
 
 
-def _schedules(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    if cfg.train.optimizer.get("lr", 0) is None:
+def _schedules(train: TrainConfig, sft: SftConfig, policy_steps: int | None) -> Iterator[SlimeError]:
+    """Of the policy, unless it takes no steps by reinforcement (None), and of the supervised stage."""
+    if train.optimizer.get("lr", 0) is None:
         yield SlimeError("is null", where="train.optimizer.lr", todo="Give a number, for instance 1e-6.")
-    lr, min_lr = cfg.train.optimizer.get("lr"), cfg.train.optimizer.get("min_lr") or 0
-    if lr is not None and lr < min_lr and cfg.train.lr_decay is not LrDecay.constant:  # with which it does nothing
+    lr, min_lr = train.optimizer.get("lr"), train.optimizer.get("min_lr") or 0
+    if lr is not None and lr < min_lr and train.lr_decay is not LrDecay.constant:  # with which it does nothing
         where, todo = "train.optimizer.min_lr", f"Lower it to at most {lr}."
         yield SlimeError(f"is {min_lr}, above train.optimizer.lr={lr}", where=where, todo=todo)
-    decay_steps = cfg.train.lr_decay_steps or policy_steps(cfg)
-    reinforced = ("train", cfg.train.lr_decay, cfg.train.lr_warmup_steps, decay_steps)
-    supervised = ("sft", cfg.sft.lr_decay, cfg.sft.lr_warmup_steps, cfg.sft.num_steps)
-    sections = (reinforced, supervised) if run_stages(cfg).reinforces else (supervised,)
-    for section, decay, warmup_steps, steps in sections:
+    reinforced = ("train", train.lr_decay, train.lr_warmup_steps, train.lr_decay_steps or policy_steps)
+    supervised = ("sft", sft.lr_decay, sft.lr_warmup_steps, sft.num_steps)
+    for section, decay, warmup_steps, steps in (supervised,) if policy_steps is None else (reinforced, supervised):
         if steps and warmup_steps >= steps:
             what = f"is {warmup_steps}, which leaves none of {steps} steps"
             what += " at the full learning rate" if decay is LrDecay.constant else " for the decay"
@@ -92,15 +92,17 @@ def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
     yield from _sampled_policy(cfg.rollout, objective_of(cfg.algo))
 
 
-def rate_warnings(cfg: SlimeConfig, typed: Collection[str]) -> Iterator[SlimeError]:
+def rate_warnings(
+    train: TrainConfig, sft: SftConfig, typed: Collection[str], *, reinforces: bool
+) -> Iterator[SlimeError]:
     """Learning rates that are a task's for whole models, where the command line (`typed`: its keys) asks for adapters
     and names none."""
     homes = [f"train.{item.name}." for item in plugins.load().adapters]
-    if not adapters_of(cfg.train) or not any(key.startswith(home) for key in typed for home in homes):
+    if not adapters_of(train) or not any(key.startswith(home) for key in typed for home in homes):
         return
-    rates = {"sft.lr": cfg.sft.lr} if cfg.sft.num_steps else {}
-    lr = cfg.train.optimizer.get("lr")
-    rates |= {"train.optimizer.lr": lr} if lr and run_stages(cfg).reinforces else {}
+    rates = {"sft.lr": sft.lr} if sft.num_steps else {}
+    lr = train.optimizer.get("lr")
+    rates |= {"train.optimizer.lr": lr} if lr and reinforces else {}
     for key, rate in rates.items():
         if key not in typed:
             what = f"is {rate:g}, as for training the whole model; adapters take about ten times that"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from slime.algo.stages import estimator_of, made_by, objective_of, shared_with
 from slime.compose.options import check_options
@@ -11,7 +10,6 @@ from slime.config.schema import AlgoConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.objective import Source, TrainsOn
 from slime.plugins import Plugins
-from slime.registry import Registry
 from slime.types import ADVANTAGES, IS_CURRENT, PREFERENCE, ROLLOUT_LOGPROBS
 
 COLUMNS = {TrainsOn.rollouts: (ADVANTAGES, ROLLOUT_LOGPROBS, IS_CURRENT), TrainsOn.demonstrations: ()}
@@ -19,10 +17,13 @@ COLUMNS |= {TrainsOn.pairs: (PREFERENCE,)}
 """Columns that come with the samples of a run."""
 
 
+CHOSEN_BY = {"algo": ("name", "options"), "estimator": ("advantage", "advantage_options")}
+"""Kind -> the keys of `algo` that have the chosen one's name and its options."""
+
+
 def objective_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeError]:
     """Whether it is installed, takes its options, and reads columns that somebody makes."""
-    chosen = "algorithm", "algo.name", "algo.options"
-    if faults := list(_faults(algo, plugins, plugins.objectives, objective_of, *chosen)):
+    if faults := list(_faults(algo, plugins, "algo", objective_of)):
         yield from faults
         return
     objective = objective_of(algo)
@@ -37,25 +38,19 @@ def objective_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeErro
 
 def estimator_problems(algo: AlgoConfig, plugins: Plugins) -> Iterator[SlimeError]:
     """Whether it is installed and takes its options."""
-    chosen = "estimator", "algo.advantage", "algo.advantage_options"
-    return _faults(algo, plugins, plugins.estimators, estimator_of, *chosen)
+    return _faults(algo, plugins, "estimator", estimator_of)
 
 
 def _faults(
-    algo: AlgoConfig,
-    plugins: Plugins,
-    registry: Registry[Any],
-    make: Callable[[AlgoConfig], object],
-    kind: str,
-    key: str,
-    home: str,
+    algo: AlgoConfig, plugins: Plugins, kind: str, make: Callable[[AlgoConfig], object]
 ) -> Iterator[SlimeError]:
-    """Whether what `key` names is installed, takes the options that stand under `home`, and can be made with them."""
-    name, options = (getattr(algo, each.removeprefix("algo.")) for each in (key, home))
+    """Whether what `algo` chooses is installed, takes its options, and can be made with them."""
+    key, home = (f"algo.{each}" for each in CHOSEN_BY[kind])
+    name, options = (getattr(algo, each) for each in CHOSEN_BY[kind])
     try:
-        item = registry.get(name)
+        item = plugins.registries[kind].get(name)
     except SlimeError as problem:
-        yield SlimeError(f"no {kind} '{name}'", where=key, todo=problem.todo)
+        yield SlimeError(f"no {'algorithm' if kind == 'algo' else kind} '{name}'", where=key, todo=problem.todo)
         return
     shared = shared_with(algo, item)
     if both := sorted(shared.keys() & options.keys()):

@@ -14,7 +14,7 @@ from typing import Any
 
 from slime.algo.stages import run_stages
 from slime.compose.derive import required_megatron
-from slime.compose.engine_rules import renewal_problems
+from slime.compose.engine_rules import engine_check_problems, renewal_problems
 from slime.config.gpus import gpu_of
 from slime.config.keys import value_of
 from slime.config.megatron_fields import ACCEPTED, OF_THE_MODEL
@@ -24,7 +24,6 @@ from slime.errors import SlimeError
 from slime.layout import Grid, divisors, listed, split_layers, trains_experts
 from slime.models.bridge import HfConfig, ModelBridge, PlanBridge
 from slime.models.mapping import WeightMapping
-from slime.topology.engine_checks import engine_check_problems
 from slime.topology.server_fields import DEEPEP_RANKS
 from slime.topology.topology import Topology
 

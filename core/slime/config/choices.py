@@ -2,86 +2,20 @@
 
 from __future__ import annotations
 
-import enum
+from enum import StrEnum
 
-
-class Init(enum.Enum):
-    checkpoint = "checkpoint"
-    random = "random"
-
-
-class Device(enum.Enum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Placement(enum.Enum):
-    colocated = "colocated"
-    disaggregated = "disaggregated"
-
-
-class Role(enum.Enum):
-    regular = "regular"
-    prefill = "prefill"
-    decode = "decode"
-
-
-class Publish(enum.Enum):
-    retract = "retract"
-    keep = "keep"
-    abort = "abort"
-
-
-Surplus = enum.Enum("Surplus", ["continue", "finished", "drop"])  # one name is a keyword of Python
-
-
-class Resume(enum.Enum):
-    auto = "auto"
-    never = "never"
-    must = "must"
-    restart = "restart"
-
-
-class KlEstimator(enum.Enum):
-    k1 = "k1"
-    k2 = "k2"
-    k3 = "k3"
-    low_var_kl = "low_var_kl"
-
-
-class KlIn(enum.Enum):
-    loss = "loss"
-    reward = "reward"
-
-
-class ControlTokens(enum.Enum):
-    refuse = "refuse"
-    skip = "skip"
-    allow = "allow"
-
-
-class Repeated(enum.Enum):
-    keep = "keep"
-    once = "once"
-
-
-class LossMean(enum.Enum):
-    token = "token"
-    sample = "sample"
-    constant = "constant"
-
-
-class Importance(enum.Enum):
-    truncate = "truncate"
-    mask = "mask"
-
-
-class ImportanceTokens(enum.Enum):
-    stale = "stale"
-    all = "all"
-
-
-class LrDecay(enum.Enum):
-    constant = "constant"
-    linear = "linear"
-    cosine = "cosine"
+Init = StrEnum("Init", ["checkpoint", "random"])
+Device = StrEnum("Device", ["cpu", "cuda"])
+Placement = StrEnum("Placement", ["colocated", "disaggregated"])
+Role = StrEnum("Role", ["regular", "prefill", "decode"])
+Publish = StrEnum("Publish", ["retract", "keep", "abort"])
+Surplus = StrEnum("Surplus", ["continue", "finished", "drop"])
+Resume = StrEnum("Resume", ["auto", "never", "must", "restart"])
+KlEstimator = StrEnum("KlEstimator", ["k1", "k2", "k3", "low_var_kl"])
+KlIn = StrEnum("KlIn", ["loss", "reward"])
+ControlTokens = StrEnum("ControlTokens", ["refuse", "skip", "allow"])
+Repeated = StrEnum("Repeated", ["keep", "once"])
+LossMean = StrEnum("LossMean", ["token", "sample", "constant"])
+Importance = StrEnum("Importance", ["truncate", "mask"])
+ImportanceTokens = StrEnum("ImportanceTokens", ["stale", "all"])
+LrDecay = StrEnum("LrDecay", ["constant", "linear", "cosine"])

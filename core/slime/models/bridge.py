@@ -68,7 +68,7 @@ class PlanBridge(ModelBridge, Protocol):
 
 @runtime_checkable
 class EngineBridge(ModelBridge, Protocol):
-    """A family whose model in SGLang lacks something; what all models need is in `slime.topology.engine_checks`."""
+    """A family whose model in SGLang lacks something; what all models need is in `slime.compose.engine_rules`."""
 
     def engine_problems(self, hf: HfConfig, sglang: Mapping[str, Any]) -> Sequence[str]:
         """What an engine group's fields of `ServerArgs` ask of the model that it does not do, a sentence each."""

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from slime.algo.stages import run_stages
-from slime.config.schema import ClusterConfig, EngineGroupConfig, Role, RolloutConfig, SlimeConfig
+from slime.algo.stages import reinforces
+from slime.config.schema import (
+    AlgoConfig,
+    ClusterConfig,
+    EngineGroupConfig,
+    EvalConfig,
+    Role,
+    RolloutConfig,
+    SlimeConfig,
+)
 from slime.errors import SlimeError
 
 FP32_HEAD = "enable_fp32_lm_head"
@@ -86,8 +94,8 @@ def in_words(variables: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in variables.items()}
 
 
-def generates(cfg: SlimeConfig) -> bool:
-    return run_stages(cfg).reinforces or cfg.eval.path is not None
+def generates(algo: AlgoConfig, evaluation: EvalConfig) -> bool:
+    return reinforces(algo) or evaluation.path is not None
 
 
 def sampling_groups(rollout: RolloutConfig) -> dict[str, EngineGroupConfig]:
@@ -112,7 +120,7 @@ def frozen_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
             todo = "Remove it, or remove the group's model."
             what = f"is {group.role.name}, but engines that have a model of their own do not work in pairs"
             raise SlimeError(what, where=f"rollout.engines.{name}.role", todo=todo)
-    if not generates(cfg):
+    if not generates(cfg.algo, cfg.eval):
         return ()
     return tuple(
         _group(cfg.cluster, cfg.rollout, name, group, lambda per_engine: per_engine) for name, group in frozen.items()
@@ -125,7 +133,7 @@ def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
     Raises:
         SlimeError: a size is missing, contradicts another, or does not divide.
     """
-    if not generates(cfg) or cfg.rollout.addresses:
+    if not generates(cfg.algo, cfg.eval) or cfg.rollout.addresses:
         return ()
     configured = sampling_groups(cfg.rollout) or {DEFAULT: EngineGroupConfig()}
     others = sum(group.devices for group in frozen_groups(cfg))

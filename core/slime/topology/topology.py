@@ -88,7 +88,7 @@ class Topology:
     @property
     def outside(self) -> Sequence[str]:
         """`rollout.addresses`, if the run ever samples: `groups` is empty then."""
-        return self.config.rollout.addresses if generates(self.config) else ()
+        return self.config.rollout.addresses if generates(self.config.algo, self.config.eval) else ()
 
     @property
     def works_in_pairs(self) -> bool:

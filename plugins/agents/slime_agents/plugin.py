@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from slime.contracts import Program, RewardModel, VerbFactory
 from slime.errors import SlimeError
-from slime.hookspecs import hookimpl
+from slime.hookspecs import Factory, hookimpl, later
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
@@ -40,7 +40,15 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
 
 @hookimpl
 def slime_prompt_sets() -> Mapping[str, Callable[[str], Path]]:
-    return {"reasoning-gym": _rows_of_reasoning_gym, "verifiers": _rows_of_verifiers}
+    return {
+        "reasoning-gym": later("slime_agents.gym.rows:rows_of"),
+        "verifiers": later("slime_agents.verifiers.interpreter:rows_of"),
+    }
+
+
+@hookimpl
+def slime_conversations() -> Mapping[str, Factory]:
+    return {"chat-template": later("slime_agents.conversations.isolated:Kit")}
 
 
 @hookimpl
@@ -117,15 +125,3 @@ def _verifiers(**options: Any) -> Program:
         *CLASSES["program/endpoint"], command=words, memory_mb=chosen.memory_mb, environment=chosen.environment
     )
     return endpoint
-
-
-def _rows_of_reasoning_gym(address: str) -> Path:
-    from slime_agents.gym.rows import rows_of
-
-    return rows_of(address)
-
-
-def _rows_of_verifiers(address: str) -> Path:
-    from slime_agents.verifiers.interpreter import rows_of
-
-    return rows_of(address)

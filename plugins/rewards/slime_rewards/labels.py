@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from slime.algo.stages import run_stages
+from slime.algo.stages import reinforces
 from slime.compose.data_files import FIRST_ROWS
 from slime.config.paths import resolve_rows
 from slime.config.schema import SlimeConfig
@@ -39,14 +39,14 @@ class JudgedSet(NamedTuple):
             return
 
 
-def judged_sets(cfg: SlimeConfig, rewards: Collection[str]) -> Iterator[JudgedSet]:
-    """The prompt sets that a run has judged by one of `rewards`."""
-    learns, own = run_stages(cfg).reinforces, cfg.data.label_key
+def judged_sets(cfg: SlimeConfig) -> Iterator[JudgedSet]:
+    """The prompt sets that a run has judged."""
+    learns, own = reinforces(cfg.algo), cfg.data.label_key
     sets = {**(cfg.data.named() if learns else {}), **cfg.eval.named()}
     judged = [("data", cfg.data.path if learns else None, own, cfg.reward.name)]
     judged += [("eval", cfg.eval.path, own, cfg.reward.name)]
     judged += [(home, each.path, each.label_key, each.reward or cfg.reward.name) for home, each in sets.items()]
     for home, path, label_key, reward in judged:
-        if path is not None and reward in rewards:
+        if path is not None:
             stated_by = "data.label_key" if own is None else f"{home}.label_key"
             yield JudgedSet(f"{home}.path", path, stated_by, label_key, reward)

@@ -6,15 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slime.contracts import RewardModel
-from slime.hookspecs import hookimpl
+from slime.hookspecs import hookimpl, later
 
 if TYPE_CHECKING:
     from slime.config.schema import SlimeConfig
     from slime.errors import SlimeError
     from slime.sizes.estimate import PlanPart
-    from slime.sizes.model import ModelSizes
-
-MATH = ("arithmetic", "dapo", "deepscaler", "math")
 
 
 @hookimpl
@@ -55,32 +52,26 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
 @hookimpl
 def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
     """Labels must be what their rewards read, and what a reward asks or runs in must be there."""
-    from slime_rewards.code.uses import label_problems, sandbox_problems
+    from slime_rewards.code.uses import label_problems as code_labels
+    from slime_rewards.code.uses import sandbox_problems
     from slime_rewards.general.asked import engine_problems, problems
+    from slime_rewards.labels import judged_sets
+    from slime_rewards.math.labels import label_problems as math_labels
 
-    found: list[str | SlimeError] = [*sandbox_problems(cfg), *label_problems(cfg)]
+    judged, sets = [*judged_sets(cfg)], {**cfg.data.named(), **cfg.eval.named()}
+    found: list[str | SlimeError] = [*sandbox_problems(cfg.reward, cfg.rollout.program, sets), *code_labels(judged)]
     found += problems(cfg.reward.name, cfg.reward.options)
-    for home, own in {**cfg.data.named(), **cfg.eval.named()}.items():
+    for home, own in sets.items():
         found += problems(own.reward or "", own.reward_options, f"{home}.reward_options")
-    names = {cfg.reward.name, *(each.reward for each in {**cfg.data.named(), **cfg.eval.named()}.values())}
-    if not names.isdisjoint(MATH):
-        from slime_rewards.math import labels
-
-        found += labels.label_problems(cfg, MATH)
+    found += math_labels(judged)
     return [*found, *engine_problems(cfg)]
 
 
 @hookimpl
 def slime_plan_parts() -> Mapping[str, Callable[..., PlanPart]]:
-    return {"sandbox": _sandbox}
+    return {"sandbox": later("slime_rewards.code.uses:SandboxPart")}
 
 
 @hookimpl
 def slime_config_paths() -> Sequence[str]:
     return [f"pkg://slime_rewards.{room}.conf" for room in ("general", "math", "starter")]
-
-
-def _sandbox(sizes: ModelSizes) -> PlanPart:
-    from slime_rewards.code.uses import SandboxPart
-
-    return SandboxPart(sizes.topology.config)

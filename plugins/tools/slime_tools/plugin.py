@@ -3,24 +3,19 @@ hub, and the live page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slime.contracts import VerbFactory
 from slime.events import Subscriber
-from slime.hookspecs import hookimpl
-from slime.types import TrackedRun
+from slime.hookspecs import hookimpl, later
 
 if TYPE_CHECKING:
-    from slime.compose.check import Rules
-    from slime.config.schema import SlimeConfig
     from slime.data.rows import RowReader
     from slime.errors import SlimeError
-    from slime.run_dir import RunDir
     from slime.sizes.estimate import MemoryEstimate, PlanPart
-    from slime.sizes.model import ModelSizes
-    from slime.topology.topology import Topology
 
 VERBS = {
     "check-reward": ("check_reward.command", "try a reward on right, wrong and hostile responses to a prompt set"),
@@ -49,100 +44,40 @@ def slime_verbs() -> Mapping[str, VerbFactory]:
 
 @hookimpl
 def slime_plan_parts() -> Mapping[str, Callable[..., PlanPart]]:
-    return {"bubbles": _bubbles, "publish": _publishing, "seconds": _seconds, "disk": _disk}
+    return {
+        "bubbles": later("slime_tools.bubbles.part:Waiting"),
+        "publish": later("slime_tools.publish.part:Publishing"),
+        "seconds": later("slime_tools.fit.step:StepSeconds"),
+        "disk": later("slime_tools.preflight.disk:Disk"),
+    }
 
 
 @hookimpl
 def slime_memory_estimates() -> Mapping[str, Callable[..., MemoryEstimate]]:
-    return {"cuda": _memory_of_gpus}
+    return {"cuda": later("slime_tools.memory.estimate:GpuMemory.of")}
 
 
 @hookimpl
 def slime_advisers() -> Mapping[str, Callable[..., Sequence[SlimeError]]]:
-    return {"nearest": _nearest}
+    return {"nearest": later("slime_tools.nearest.nearest:with_ways_out")}
 
 
 @hookimpl
 def slime_row_formats() -> Mapping[str, Callable[[], RowReader]]:
-    return {".parquet": _parquet, ".arrow": _arrow}
+    arrow, parquet = "slime_tools.parquet.arrow:arrow_rows", "slime_tools.parquet.rows:parquet_rows"
+    return {".arrow": partial(later, arrow), ".parquet": partial(later, parquet)}
 
 
 @hookimpl
 def slime_prompt_sets() -> Mapping[str, Callable[[str], Path]]:
-    return {"hf": _of_the_hub}
+    return {"hf": later("slime_tools.hub.rows:rows_of")}
 
 
 @hookimpl
 def slime_preflights() -> Mapping[str, Callable[..., None]]:
-    return {"hosts": _hosts}
+    return {"hosts": later("slime_tools.preflight.hosts:require_ready")}
 
 
 @hookimpl
 def slime_subscribers() -> Mapping[str, Callable[..., Subscriber]]:
-    return {"watch": _watch}
-
-
-def _bubbles(sizes: ModelSizes) -> PlanPart:
-    from slime_tools.bubbles.part import Waiting
-
-    return Waiting(sizes)
-
-
-def _publishing(sizes: ModelSizes) -> PlanPart:
-    from slime_tools.publish.part import Publishing
-
-    return Publishing(sizes)
-
-
-def _seconds(sizes: ModelSizes) -> PlanPart:
-    from slime_tools.fit.step import StepSeconds
-
-    return StepSeconds(sizes)
-
-
-def _disk(sizes: ModelSizes) -> PlanPart:
-    from slime_tools.preflight.disk import Disk
-
-    return Disk(sizes)
-
-
-def _memory_of_gpus(sizes: ModelSizes) -> MemoryEstimate:
-    from slime_tools.memory.estimate import GpuMemory
-
-    return GpuMemory.of(sizes)
-
-
-def _nearest(problems: Sequence[SlimeError], given: SlimeConfig, rules: Rules) -> Sequence[SlimeError]:
-    from slime_tools.nearest.nearest import with_ways_out
-
-    return with_ways_out(problems, given, rules)
-
-
-def _parquet() -> RowReader:
-    from slime_tools.parquet.rows import parquet_rows
-
-    return parquet_rows
-
-
-def _arrow() -> RowReader:
-    from slime_tools.parquet.arrow import arrow_rows
-
-    return arrow_rows
-
-
-def _of_the_hub(address: str) -> Path:
-    from slime_tools.hub.rows import rows_of
-
-    return rows_of(address)
-
-
-def _hosts(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:
-    from slime_tools.preflight.hosts import require_ready
-
-    require_ready(topology, run, nodes, writes)
-
-
-def _watch(run: TrackedRun) -> Subscriber:
-    from slime_tools.watch.report import Watch
-
-    return Watch(run)
+    return {"watch": later("slime_tools.watch.report:Watch")}

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from slime import plugins
-from slime.algo.stages import run_stages
 from slime.config.hf import config_folder, read_hf_config, scores
 from slime.config.paths import resolve
-from slime.config.schema import ModelConfig, SlimeConfig
+from slime.config.schema import AlgoConfig, ModelConfig, RolloutConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.models.bridge import HfConfig, ModelBridge
-from slime.objective import Source
 from slime.weights.elsewhere import is_megatrons
 
 KEY, GROUP = "algo.teacher.path", "algo.options.teacher_engines"
@@ -25,44 +23,42 @@ NO_MATTER = ("init_method_std", "max_sequence_length")
 SAME = "Name a teacher of the same architecture and vocabulary."
 
 
-def teacher_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    """Why the trainers cannot hold the teacher, if there is one and the model can be read. What is in a Megatron-core
-    checkpoint is found when it is loaded: nothing in it can be read without torch."""
-    if not run_stages(cfg).needs(Source.teacher):
-        return
-    path = cfg.algo.teacher.path
+def teacher_problems(trained: ModelConfig, algo: AlgoConfig) -> Iterator[SlimeError]:
+    """Why the trainers cannot hold the teacher, if the model can be read. What is in a Megatron-core checkpoint is
+    found when it is loaded: nothing in it can be read without torch."""
+    path = algo.teacher.path
     if path is None:
         todo = f"Set {KEY}=<folder>, an HF folder or a checkpoint; a run's export is one."
-        yield SlimeError(f"algo={cfg.algo.name} learns from a teacher, and none is named", where=KEY, todo=todo)
+        yield SlimeError(f"algo={algo.name} learns from a teacher, and none is named", where=KEY, todo=todo)
         return
     try:
         folder = resolve(path)
-        if not is_megatrons(folder) and (model := _model(cfg.model)):
-            yield from _of_folder(folder, cfg.model, *model)
+        if not is_megatrons(folder) and (model := _model(trained)):
+            yield from _of_folder(folder, trained, *model)
     except SlimeError as problem:
         yield problem.under(KEY)
 
 
-def top_problems(cfg: SlimeConfig, k: int) -> Iterator[SlimeError]:
+def top_problems(model: ModelConfig, k: int) -> Iterator[SlimeError]:
     """Why there are no `k` most probable tokens: the model, and so the teacher, has not as many."""
     with suppress(SlimeError):
-        size = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)["vocab_size"]
+        size = read_hf_config(config_folder(model), model.num_layers)["vocab_size"]
         if k > size:
             what, todo = f"the vocabulary has {size} tokens, not {k}", f"Set it to {size} or less; 16 to 64 are usual."
             yield SlimeError(what, where="algo.options.teacher_top_k", todo=todo)
 
 
-def group_problems(cfg: SlimeConfig, group: str) -> Iterator[SlimeError]:
+def group_problems(trained: ModelConfig, rollout: RolloutConfig, group: str) -> Iterator[SlimeError]:
     """Why an engine group cannot be the teacher: it is not there, writes nothing, or has other tokens. A folder that
     cannot be read is found by others."""
-    frozen = {name: each.model for name, each in cfg.rollout.engines.items() if each.model is not None}
+    frozen = {name: each.model for name, each in rollout.engines.items() if each.model is not None}
     if group not in frozen:
         todo = did_you_mean(group, frozen, f"{GROUP}=") if frozen else f"Set rollout.engines.{group}.model=<HF folder>."
         yield SlimeError(f"no engine group '{group}' has a model of its own", where=GROUP, todo=todo)
         return
     where = f"rollout.engines.{group}.model"
     with suppress(SlimeError):
-        folder, model = resolve(frozen[group]), resolve(cfg.model.tokenizer or config_folder(cfg.model))
+        folder, model = resolve(frozen[group]), resolve(trained.tokenizer or config_folder(trained))
         if scores(read_hf_config(str(folder))):
             yield SlimeError("is a reward model, which has no log-probs", where=where, todo="Name a model that writes.")
         elif not has_same_tokens(folder / TOKENIZER, model / TOKENIZER):

@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from slime.sampling.attempts import begin_again
-from slime.sampling.loop import Collected, Judge, Progress, Rollout
+from slime.sampling.loop import Ahead, Collected, Judge, Progress, Rollout
 from slime.sampling.pipeline import Pipeline
 from slime.sampling.stats import step_stats
 from slime.types import Group
+from slime_filters.ahead.gate import EngineGate
 from slime_filters.ahead.steps_ahead import StepsAhead
 
 
@@ -180,3 +181,8 @@ def staleness(group: Group, version: int) -> int:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def ahead() -> Ahead:
+    """The contribution of the hook `slime_rollouts`."""
+    return Ahead(EngineGate, GroupsAhead)

@@ -14,7 +14,9 @@ from slime.types import Decision, Group
 
 
 @dataclass
-class DynamicSamplingOptions:
+class DynamicSampling:
+    """Keeps a group whose rewards differ; drops it as too_few_values, all_correct, all_wrong, zero_std or low_std."""
+
     min_std: float = 0.0
     """Drop a group whose rewards have a standard deviation (population) of at most this; 0 drops equal rewards only."""
     min_values: int = 2
@@ -24,28 +26,21 @@ class DynamicSamplingOptions:
     wrong_value: float = 0.0
     """The reward of a wrong answer: equal rewards of at most this are counted as `all_wrong` (DAPO's own is -1)."""
 
-
-class DynamicSampling:
-    """Keeps a group whose rewards differ; drops it as too_few_values, all_correct, all_wrong, zero_std or low_std."""
-
-    def __init__(self, options: DynamicSamplingOptions) -> None:
-        self._options = options
-
     def decide(self, group: Group) -> Decision:
         """Keep, or drop with one of the reasons above, by the rewards before other filters changed them. Samples
         without a value are left out, as in training."""
         from statistics import pstdev  # takes as long to import as all of slime's own modules that `--help` needs
 
         rewards = group.raw_rewards
-        if len(rewards) < max(self._options.min_values, 2):
+        if len(rewards) < max(self.min_values, 2):
             return Decision(keep=False, reason="too_few_values")
         if min(rewards) == max(rewards):
             return Decision(keep=False, reason=self._reason(rewards))
-        if pstdev(rewards) <= self._options.min_std:
+        if pstdev(rewards) <= self.min_std:
             return Decision(keep=False, reason="low_std")
         return Decision(keep=True)
 
     def _reason(self, equal: Sequence[float]) -> str:
-        if equal[0] >= self._options.correct_value:
+        if equal[0] >= self.correct_value:
             return "all_correct"
-        return "all_wrong" if equal[0] <= self._options.wrong_value else "zero_std"
+        return "all_wrong" if equal[0] <= self.wrong_value else "zero_std"

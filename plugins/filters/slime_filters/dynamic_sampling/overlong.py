@@ -12,7 +12,9 @@ from slime.types import Decision, Group
 
 
 @dataclass
-class OverlongOptions:
+class Overlong:
+    """Takes up to `penalty` off the reward of long responses; drops only groups that have no advantage."""
+
     max_response_tokens: int
     """Length at which the penalty is whole: `${rollout.sampling.max_response_tokens}` is usual."""
     soft_tokens: int
@@ -20,19 +22,14 @@ class OverlongOptions:
     penalty: float = 1.0
     """What is taken off the reward of a response of `max_response_tokens` or more."""
 
-
-class Overlong:
-    """Takes up to `penalty` off the reward of long responses; drops only groups that have no advantage."""
-
-    def __init__(self, options: OverlongOptions) -> None:
-        limit, soft = options.max_response_tokens, options.soft_tokens
+    def __post_init__(self) -> None:
+        limit, soft = self.max_response_tokens, self.soft_tokens
         if not 0 < soft <= limit:
             raise ValueError(f"soft_tokens is {soft}, not above 0 and at most max_response_tokens={limit}")
-        self._begin, self._soft, self._penalty = limit - soft, soft, options.penalty
 
     def shape(self, group: Group) -> list[float]:
         """The penalty of each sample, 0 or below, by the number of its sampled tokens."""
-        return [-self._penalty * self._share(sample.num_sampled) for sample in group.samples]
+        return [-self.penalty * self._share(sample.num_sampled) for sample in group.samples]
 
     def decide(self, group: Group) -> Decision:
         """Keep, or drop as `too_few_values`: of several samples two have to have a value, of one its own."""
@@ -41,4 +38,4 @@ class Overlong:
         return Decision(keep=True)
 
     def _share(self, length: int) -> float:
-        return min(max(length - self._begin, 0) / self._soft, 1.0)
+        return min(max(length - self.max_response_tokens + self.soft_tokens, 0) / self.soft_tokens, 1.0)

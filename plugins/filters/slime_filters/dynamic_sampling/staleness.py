@@ -21,16 +21,7 @@ class WhenOld(enum.StrEnum):
     """It goes on."""
 
 
-@dataclass
-class StalenessOptions:
-    max_lag: int = 1
-    """Weight versions that the oldest token of a group may be behind the version that goes on with it."""
-    when_old: WhenOld = WhenOld.refresh
-    """Of a group that is behind further: drop it, refresh its old samples, or keep it as it is."""
-    max_groups: int | None = None
-    """Groups held at most; null holds all."""
-
-
+@dataclass(eq=False)
 class Staleness(FifoBuffer):
     """Gives the groups with the oldest tokens first.
 
@@ -38,23 +29,30 @@ class Staleness(FifoBuffer):
         dropped: groups that were dropped while it held them, by reason, since the loop has read it.
     """
 
-    def __init__(self, options: StalenessOptions) -> None:
-        if options.max_lag < 0:
-            raise ValueError(f"max_lag is {options.max_lag}, below 0")
-        super().__init__(options.max_groups)
-        self._max_lag, self._when_old = options.max_lag, WhenOld(options.when_old)  # a run has its name
+    max_lag: int = 1
+    """Weight versions that the oldest token of a group may be behind the version that goes on with it."""
+    when_old: WhenOld = WhenOld.refresh
+    """Of a group that is behind further: drop it, refresh its old samples, or keep it as it is."""
+    max_groups: int | None = None
+    """Groups held at most; null holds all."""
+
+    def __post_init__(self) -> None:
+        if self.max_lag < 0:
+            raise ValueError(f"max_lag is {self.max_lag}, below 0")
+        super().__init__(self.max_groups)
+        self.when_old = WhenOld(self.when_old)  # a run has its name
         self.dropped = Counter[str]()
 
     def take(self, count: int, version: int) -> list[Group]:
         """At most `count` groups, none of them older than it may be."""
-        least, held = version - self._max_lag, list(self._groups)
-        if self._when_old is WhenOld.drop:
+        least, held = version - self.max_lag, list(self._groups)
+        if self.when_old is WhenOld.drop:
             held = [group for group in held if _oldest(group, version) >= least]
             if old := len(self._groups) - len(held):
                 self.dropped["too_old"] += old
         self._groups = deque(sorted(held, key=lambda group: _oldest(group, version)))
         taken = super().take(count, version)
-        if self._when_old is WhenOld.refresh:
+        if self.when_old is WhenOld.refresh:
             from slime.sampling.attempts import begin_again  # here, because every verb reads the options
 
             for sample in (sample for group in taken for sample in group.samples):

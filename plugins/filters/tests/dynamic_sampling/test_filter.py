@@ -4,7 +4,7 @@ import pytest
 
 from slime.compose.compose import examine
 from slime.types import Decision
-from slime_filters.dynamic_sampling.filter import DynamicSampling, DynamicSamplingOptions
+from slime_filters.dynamic_sampling.filter import DynamicSampling
 from slime_testing.plugins import check_filter, group
 
 KEEP = Decision(keep=True)
@@ -42,7 +42,7 @@ def test_the_reward_of_a_wrong_answer_is_an_option() -> None:
 
 
 def test_the_number_of_values_is_an_option() -> None:
-    decide = DynamicSampling(DynamicSamplingOptions(min_values=3)).decide
+    decide = DynamicSampling(min_values=3).decide
     assert decide(group([1.0, 0.0, None])) == drop("too_few_values")
     assert decide(group([1.0, 0.0, 0.0])) == KEEP
 
@@ -50,7 +50,7 @@ def test_the_number_of_values_is_an_option() -> None:
 @pytest.mark.parametrize("value", [0.1, 1e-300, 1e300])
 def test_equal_rewards_are_equal_however_large(value: float) -> None:
     """A standard deviation computed in floats need not be 0 for equal numbers; equality is."""
-    decision = DynamicSampling(DynamicSamplingOptions(correct_value=1e301)).decide(group([value] * 7))
+    decision = DynamicSampling(correct_value=1e301).decide(group([value] * 7))
     assert decision == drop("zero_std")
 
 

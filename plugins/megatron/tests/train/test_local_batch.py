@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from slime.config.schema import LossMean
+from slime.config.schema import LossMean, SlimeConfig
 from slime.errors import SlimeError
 from slime.objective import Column
 from slime.train.packing import pack
+from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
 
 
@@ -44,3 +47,26 @@ def test_a_sequence_with_a_token_that_the_model_has_not_is_named(odd: int, name:
         return
     with pytest.raises(SlimeError, match=f"sample 3 of the step: there is a token {odd}, and the model has 96"):
         require_tokens(batch.micro_batches[0], (), 96)
+
+
+def lengths_of_pairs(rank: Rank) -> list[tuple[list[int], list[int]]]:
+    """Of each micro-batch the tokens of its sequences, and of its attempts."""
+    import torch
+
+    from slime_megatron.train import megatron
+    from slime_megatron.train.local_batch import local_micro_batches
+
+    megatron.initialize(SlimeConfig(), *rank)
+    samples = [replace(each, attempt=number // 2) for number, each in enumerate(recorded_samples(6, 96))]
+    [batch] = pack(samples, num_dp=1, align=1, max_tokens=128, loss_mean=LossMean.token, whole_attempts=True)
+    found = local_micro_batches(batch, torch.device("cpu"))
+    assert all(micro.attempt_lengths is not None for micro in found)
+    return [(micro.sequence_lengths.tolist(), list(map(int, micro.attempt_lengths))) for micro in found]
+
+
+@pytest.mark.slow
+def test_an_attempt_is_as_long_as_its_sequences() -> None:
+    [found] = run_ranks(lengths_of_pairs, 1)
+    assert sum(len(attempts) for _, attempts in found) == 3
+    for sequences, attempts in found:
+        assert attempts == [sum(pair) for pair in zip(sequences[::2], sequences[1::2], strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from math import inf
@@ -18,14 +19,26 @@ import slime
 from slime import files
 from slime.checkpoints import published
 from slime.config.hf import read_hf_config, scores
+from slime.events import Complete, Event
 from slime.observe.metrics import HELD_OUT, LOSS, REWARD, Row, read_rows
 from slime.run_config import HIDDEN, read_config, shown_config
-from slime.types import RL, SFT
+from slime.types import RL, SFT, TrackedRun
 
 CARD = "README.md"
 PACKAGES = ("torch", "megatron-core", "sglang", "transformers", "ray")
 _MARK = "<!-- written by slime, SHA-256 of the text above: "
 """Ends a card; one that was edited since is kept."""
+
+
+class ModelCard:
+    """Writes `export/README.md` once the model is exported; a subscriber of the run's events."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._run = run
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Complete):
+            write(self._run.folder, self._run.folder / "export", sys.argv[1:])
 
 
 def write(

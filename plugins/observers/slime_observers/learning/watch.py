@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 
 from slime.errors import SlimeError
-from slime.events import Event, Step
+from slime.events import Event, Events, Step
 from slime.observe.metrics import ENTROPY, REWARD, REWARD_STD, TRUNCATED, ZERO_VARIANCE
-from slime.types import RL
+from slime.types import RL, TrackedRun
 
 COLLAPSED, RECOVERED = 0.1, 0.2
 """Entropy relative to the first step's: a warning below the one, its end above the other."""
@@ -19,6 +19,13 @@ MOST_EQUAL, FEWER_EQUAL, FOR_STEPS, SOLVED = 0.8, 0.5, 10, 0.5
 READ = {ENTROPY, REWARD, REWARD_STD, TRUNCATED, ZERO_VARIANCE}
 
 log = logging.getLogger(__name__)
+
+
+def of_run(run: TrackedRun, events: Events) -> LearningWatch:
+    """The watch over a run, which it may stop; a subscriber of every session."""
+    observe, sampling = run.config.get("observe", {}), run.config.get("rollout", {}).get("sampling", {})
+    limits = observe.get("zero_variance_steps", 0), sampling.get("max_response_tokens", 0)
+    return LearningWatch(*limits, stop=events.stop)
 
 
 class LearningWatch:

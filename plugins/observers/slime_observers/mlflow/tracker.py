@@ -21,8 +21,9 @@ MAX_PARAMS, MAX_VALUE = 100, 6000
 
 
 @dataclass
-class Options:
-    """The tracker's options (`observe.trackers.mlflow.<option>`)."""
+class MLflow:
+    """Metrics are named `<stage>/<metric>`; the config's keys are parameters. Its fields are
+    the options, `observe.trackers.mlflow.<option>`."""
 
     tracking_uri: str | None = None
     """The tracking server; empty: MLFLOW_TRACKING_URI."""
@@ -33,12 +34,8 @@ class Options:
     tags: dict[str, str] = field(default_factory=dict)
     """Tags of the run."""
 
-
-class MLflow:
-    """Metrics are named `<stage>/<metric>`; the config's keys are parameters."""
-
-    def __init__(self, options: Options) -> None:
-        self._options, self._id = options, ""
+    def __post_init__(self) -> None:
+        self._id = ""
         self._client: Any = None
 
     def start(self, run: TrackedRun) -> None:
@@ -47,18 +44,18 @@ class MLflow:
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
-        self._client, file = MlflowClient(self._options.tracking_uri), run.folder / RUN_ID
+        self._client, file = MlflowClient(self.tracking_uri), run.folder / RUN_ID
         if file.exists():
             self._id = file.read_text().strip()
             self._client.update_run(self._id, status="RUNNING")
             return
-        tags = {"mlflow.runName": run.name, **self._options.tags}
+        tags = {"mlflow.runName": run.name, **self.tags}
         self._id = self._client.create_run(self._experiment(), tags=tags).info.run_id
         self._log_params(list(_flat(run.config)))
         file.write_text(self._id)
 
     def _experiment(self) -> str:
-        name = self._options.experiment
+        name = self.experiment
         found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id if found else self._client.create_experiment(name))
 
@@ -81,7 +78,7 @@ class MLflow:
 
     def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
         """An artifact `<stage>/rollout/samples/step-000012.json` that `mlflow.load_table` reads."""
-        if not self._options.samples:
+        if not self.samples:
             return
         for name, rows in samples.items():
             # As MLflow's log_table writes it, which would want pandas.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from slime.events import Event, Subscriber
-from slime.hookspecs import hookimpl
 from slime.types import TrackedRun
 
 
-def _prometheus(run: TrackedRun) -> Subscriber:
-    address = run.config.get("observe", {}).get("prometheus")
-    if address is None:
+def of_run(run: TrackedRun) -> Subscriber:
+    """The exporter, if the run asks for it; who did not needs no package of it."""
+    if (address := run.config.get("observe", {}).get("prometheus")) is None:
         return _nothing
     from slime_observers.prometheus.exporter import Exporter
 
@@ -19,9 +16,4 @@ def _prometheus(run: TrackedRun) -> Subscriber:
 
 
 def _nothing(event: Event) -> None:
-    """Who did not ask for the exporter needs no package of it."""
-
-
-@hookimpl
-def slime_subscribers() -> Mapping[str, Callable[..., Subscriber]]:
-    return {"prometheus": _prometheus}
+    """Nobody asked."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from slime import files
 from slime.errors import SlimeError
 from slime.events import Event, Samples
-from slime.types import Group
+from slime.types import Group, TrackedRun
 
 FOLDER = "replay"
 MB = 10**6
@@ -18,6 +18,11 @@ TOKEN_BYTES = 8
 """Of a token with log-prob and mask, compressed; measured 5 to 8."""
 
 log = logging.getLogger(__name__)
+
+
+def of_run(run: TrackedRun) -> GroupLog:
+    """What `slime replay` reads, as far as `observe.replay_mb` wants it."""
+    return GroupLog(run.folder, run.config.get("observe", {}).get("replay_mb", 0.0))
 
 
 class GroupLog:

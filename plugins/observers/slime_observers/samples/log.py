@@ -10,8 +10,8 @@ from pathlib import Path
 
 from slime import files
 from slime.as_json import to_json
-from slime.events import Evaluation, Event, SampleRows, Samples
-from slime.types import Group, Sample
+from slime.events import Evaluation, Event, Events, SampleRows, Samples
+from slime.types import Group, Sample, TrackedRun
 from slime_observers.samples.rows import EVALUATION, STEP, Row
 
 MB = 10**6
@@ -24,6 +24,11 @@ KEPT = "kept"
 """The filter's decision in a row; of a dropped group the reason."""
 TABLES = {STEP: "rollout/samples", EVALUATION: "eval/samples"}
 """Names for trackers."""
+
+
+def of_run(run: TrackedRun, events: Events) -> SampleLog:
+    """The samples of any session, as far as `observe.samples_mb` wants them."""
+    return SampleLog(run.folder / "samples", run.config.get("observe", {}).get("samples_mb", 0.0), events.publish)
 
 
 class SampleLog:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from slime import plugins
 from slime.contracts import SampleRow, SampleTables, SampleTracker, Tracker
 from slime.errors import SlimeError
 from slime.events import Ended, Event, Restored, SampleRows, Step
@@ -23,6 +24,12 @@ PATIENCE_S, LONG_PATIENCE_S = 60.0, 300.0
 Row = tuple[str, int, float, Mapping[str, float]]
 
 log = logging.getLogger(__name__)
+
+
+def of_run(run: TrackedRun) -> Trackers:
+    """The trackers that the run has chosen, connected. Raises SlimeError where one does not start."""
+    chosen, installed = run.config.get("observe", {}).get("trackers", {}), plugins.load().trackers
+    return Trackers({name: installed.create(name, **own) for name, own in chosen.items()}).start(run)
 
 
 class Trackers:

@@ -17,8 +17,9 @@ RUN_NAME = "trackio-run-name"
 
 
 @dataclass
-class Options:
-    """The tracker's options (`observe.trackers.trackio.<option>`)."""
+class Trackio:
+    """Metrics are named `<stage>/<metric>`. Its fields are
+    the options, `observe.trackers.trackio.<option>`."""
 
     project: str = "slime"
     """Project."""
@@ -29,12 +30,7 @@ class Options:
     samples: bool = True
     """Send a table of what the model answered, too: what `samples/` keeps of a step (`observe.samples_mb`)."""
 
-
-class Trackio:
-    """Metrics are named `<stage>/<metric>`."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __post_init__(self) -> None:
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
@@ -43,14 +39,14 @@ class Trackio:
 
         import trackio
 
-        options, file = self._options, run.folder / RUN_NAME
+        file = run.folder / RUN_NAME
         known = file.read_text(encoding="utf-8") if file.exists() else None
         with redirect_stdout(io.StringIO()):  # the terminal is slime's
             self._run = trackio.init(
-                project=options.project,
+                project=self.project,
                 name=known or run.name,
-                group=options.group,
-                space_id=options.space_id,
+                group=self.group,
+                space_id=self.space_id,
                 config=dict(run.config),
                 resume="allow" if known else "never",
                 embed=False,
@@ -69,7 +65,7 @@ class Trackio:
 
     def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
         """A table for each, of the same step."""
-        if not self._options.samples:
+        if not self.samples:
             return
         import trackio
 

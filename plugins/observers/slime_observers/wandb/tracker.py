@@ -21,8 +21,9 @@ class Mode(enum.Enum):
 
 
 @dataclass
-class Options:
-    """The tracker's options (`observe.trackers.wandb.<option>`)."""
+class WeightsAndBiases:
+    """Metrics are named `<stage>/<metric>`, over `<stage>/step`. Its fields are
+    the options, `observe.trackers.wandb.<option>`."""
 
     project: str = "slime"
     """Project."""
@@ -37,29 +38,24 @@ class Options:
     mode: Mode | None = None
     """online, or offline: into `wandb/` of the run directory, for `wandb sync`. Empty: as WANDB_MODE says."""
 
-
-class WeightsAndBiases:
-    """Metrics are named `<stage>/<metric>`, over `<stage>/step`."""
-
-    def __init__(self, options: Options) -> None:
-        self._options = options
+    def __post_init__(self) -> None:
         self._run: Any = None
 
     def start(self, run: TrackedRun) -> None:
         """Log in if need be, and open the run."""
         import wandb
 
-        options, file = self._options, run.folder / RUN_ID
+        file = run.folder / RUN_ID
         if not file.exists():
             import secrets
 
             file.write_text(secrets.token_hex(4))
         self._run = wandb.init(
-            project=options.project,
-            entity=options.entity,
-            group=options.group,
-            tags=options.tags,
-            mode=Mode(options.mode).value if options.mode else None,
+            project=self.project,
+            entity=self.entity,
+            group=self.group,
+            tags=self.tags,
+            mode=Mode(self.mode).value if self.mode else None,
             name=run.name,
             id=file.read_text().strip(),
             resume="allow",
@@ -82,7 +78,7 @@ class WeightsAndBiases:
 
     def log_samples(self, stage: str, step: int, time: float, samples: SampleTables) -> None:
         """A table for each, over the same step."""
-        if not self._options.samples:
+        if not self.samples:
             return
         import wandb
 

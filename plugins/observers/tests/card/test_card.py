@@ -14,7 +14,8 @@ from slime.events import Complete, Restored, Step
 from slime.observe.metrics import MetricsLog
 from slime.run_dir import RunDir
 from slime.types import TrackedRun
-from slime_observers.card import ModelCard, card
+from slime_observers.card import card
+from slime_observers.card.card import ModelCard
 from slime_testing.plugins import check_subscriber
 
 RUN = ["+model=glm4-tiny", "+cluster=local", "run.seed=7", "model.source=zai-org/GLM-4-tiny"]

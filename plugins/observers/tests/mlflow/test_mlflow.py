@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime.compose.compose import examine
-from slime_observers.mlflow import slime_check
+from slime_observers.plugin import slime_check
 from slime_observers.samples.rows import COLUMNS, table
 from slime_testing.plugins import SHOWN, check_tracker
 

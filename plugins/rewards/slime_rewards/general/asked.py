@@ -16,7 +16,7 @@ from slime_rewards.general.judge import unclear
 from slime_rewards.general.reward_model import fault_of
 
 if TYPE_CHECKING:
-    from slime.config.schema import SlimeConfig
+    from slime.config.schema import EngineGroupConfig, SlimeConfig
 
 JUDGE, REWARD_MODEL = "judge", "reward-model"
 
@@ -59,7 +59,7 @@ def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     from slime.sampling.sampler import own_of_sets
     from slime.topology.engines import generates
 
-    if not generates(cfg):
+    if not generates(cfg.algo, cfg.eval):
         return
     chosen = [(cfg.reward.name, cfg.reward.options, "reward.options")]
     for of, (name, options) in own_of_sets("reward", cfg.data, cfg.eval).items():
@@ -75,7 +75,7 @@ def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
             if fault:
                 yield fault
             elif group:
-                yield from _unfit(name, str(group), cfg, f"{where}.engines")
+                yield from _unfit(name, str(group), cfg.rollout.engines, f"{where}.engines")
 
 
 def _asking(name: str, options: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:
@@ -87,8 +87,7 @@ def _asking(name: str, options: Mapping[str, Any], where: str) -> Iterator[tuple
             yield from _asking(*each)
 
 
-def _unfit(reward: str, group: str, cfg: SlimeConfig, where: str) -> Iterator[SlimeError]:
-    engines = cfg.rollout.engines
+def _unfit(reward: str, group: str, engines: Mapping[str, EngineGroupConfig], where: str) -> Iterator[SlimeError]:
     frozen = {name: each.model for name, each in engines.items() if each.model is not None}
     start = f"Set rollout.engines.{group}.model=<HF folder>."
     if group in frozen:

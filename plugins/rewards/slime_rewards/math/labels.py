@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 
-from slime.config.schema import SlimeConfig
 from slime.data.rows import kind_of
-from slime_rewards.labels import JudgedSet, judged_sets
+from slime_rewards.labels import JudgedSet
 from slime_rewards.math.answers import label_text
 
+REWARDS = ("arithmetic", "dapo", "deepscaler", "math")
 
-def label_problems(cfg: SlimeConfig, rewards: Collection[str]) -> Iterator[str]:
-    """A sentence for each prompt set whose labels no reward here can compare with.
 
-    Args:
-        rewards: names of those that compare with a label.
-    """
+def label_problems(sets: Iterable[JudgedSet]) -> Iterator[str]:
+    """A sentence for each prompt set whose labels no reward here can compare with."""
     unlabelled = dict[str, str]()
-    for judged in judged_sets(cfg, rewards):
+    for judged in (each for each in sets if each.reward in REWARDS):
         if judged.label_key is None:
             unlabelled[judged.stated_by] = judged.reward
         else:

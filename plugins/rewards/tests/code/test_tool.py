@@ -11,6 +11,8 @@ from slime.compose.compose import compose, examine
 from slime.errors import SlimeError
 from slime.plan.document import document
 from slime.plan.report import report
+from slime.sizes.model import ModelSizes
+from slime.topology.topology import read_topology
 from slime_rewards.code import sandbox
 from slime_rewards.code.tool import python
 from slime_rewards.code.uses import TOOL, SandboxPart
@@ -103,6 +105,6 @@ def test_where_nothing_confines_sets_and_tools_are_refused(
     with pytest.raises(SlimeError, match="cannot be had here: the kernel has no Landlock") as caught:
         compose([*WORDS, *words])
     assert key in str(caught.value)
-    cfg = examine([*WORDS, *words]).cfg
-    [(_, [told])] = SandboxPart(cfg).sections()
+    topology = read_topology(examine([*WORDS, *words]).cfg)
+    [(_, [told])] = SandboxPart(ModelSizes(topology, {}, [])).sections()
     assert told.strip() == "none: the kernel has no Landlock"

@@ -16,7 +16,7 @@ from slime.checkpoints import Checkpoint, CheckpointStore
 from slime.config.hf import read_hf_config
 from slime.config.keys import default_config
 from slime.config.paths import SCHEME, resolve
-from slime.config.schema import Device, Init, ModelConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, Device, Init, ModelConfig, SlimeConfig, TrainConfig
 from slime.errors import SlimeError
 from slime.imports import absent, importing
 from slime.printable import printable
@@ -203,7 +203,8 @@ def from_dist(source: Path, destination: Path, step: int | None = None) -> Job:
         from slime_tools.convert.staging import stats
 
     if (source / "config.yaml").is_file():
-        cfg, folder = _on_one_rank(_read_config(source / "config.yaml")), _checkpoint(source / "checkpoints", step).path
+        cfg, folder = _read_config(source / "config.yaml"), _checkpoint(source / "checkpoints", step).path
+        _put_on_one_rank(cfg.train, cfg.cluster)
     elif not (source / MEGATRONS).is_file():
         what = f"neither a run (config.yaml) nor a checkpoint of Megatron-core ({MEGATRONS})"
         raise SlimeError(what, where=str(source), todo="Name a run directory, or a folder that hf-to-dist wrote.")
@@ -249,13 +250,12 @@ def _read_config(file: Path) -> SlimeConfig:
     return cfg
 
 
-def _on_one_rank(cfg: SlimeConfig) -> SlimeConfig:
-    """The same model in the same precision, on the CPU and without parallelism."""
+def _put_on_one_rank(train: TrainConfig, cluster: ClusterConfig) -> None:
+    """Have the same model in the same precision, on the CPU and without parallelism."""
     sizes = ("parallel", "pipeline")
-    kept = {key: value for key, value in cfg.train.megatron.items() if not any(word in key for word in sizes)}
-    cfg.train.megatron = {"bf16": cfg.cluster.on_gpus, **kept}
-    cfg.cluster.device = Device.cpu
-    return cfg
+    kept = {key: value for key, value in train.megatron.items() if not any(word in key for word in sizes)}
+    train.megatron = {"bf16": cluster.on_gpus, **kept}
+    cluster.device = Device.cpu
 
 
 def _checkpoint(folder: Path, step: int | None) -> Checkpoint:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable
 
-from slime.algo.stages import run_stages
+from slime.algo.stages import reinforces
 from slime.config.paths import exists, resolve_rows
-from slime.config.schema import ClusterConfig, EvalConfig, EvalSetConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, EvalConfig, EvalSetConfig, RolloutConfig, SlimeConfig
 from slime.data.shards import row_files
 from slime_tools.fit.estimate import BF16, Rates, Work, generated
 from slime_tools.memory.engine import EngineRank
@@ -41,15 +41,15 @@ def engine_seconds(cfg: SlimeConfig, work: Work, ranks: Collection[EngineRank]) 
         SlimeError: their sizes do not divide.
     """
     parts = {EVALUATION: evaluation_seconds(cfg, ranks)}
-    if run_stages(cfg).reinforces:
-        parts[GENERATION] = rollout_seconds(cfg, work, ranks)
+    if reinforces(cfg.algo):
+        parts[GENERATION] = rollout_seconds(cfg.rollout, cfg.cluster, work, ranks)
     return {name: seconds for name, seconds in parts.items() if seconds}
 
 
-def rollout_seconds(cfg: SlimeConfig, work: Work, ranks: Iterable[EngineRank]) -> float:
+def rollout_seconds(rollout: RolloutConfig, cluster: ClusterConfig, work: Work, ranks: Iterable[EngineRank]) -> float:
     """Until all groups that decode have written what the rollout waits for; infinite without a token pool."""
     decoding = [rank for rank in ranks if rank.group.role.name != "prefill"]
-    seconds = [generation_seconds(cfg, work, rank) for rank in decoding]
+    seconds = [generation_seconds(rollout, cluster, work, rank) for rank in decoding]
     requests = work.sequences * work.over_sampling * REQUEST_S
     return requests + 1 / sum(1 / one for one in seconds if one) if any(seconds) else math.inf
 
@@ -60,22 +60,22 @@ def evaluation_seconds(cfg: SlimeConfig, ranks: Collection[EngineRank]) -> float
         return 0.0
     seconds = 0.0
     for held_out in cfg.eval.all().values():
-        work = generated(cfg.rollout, held_out_prompts(cfg, held_out)[0], held_out)
-        seconds += rollout_seconds(cfg, work, ranks) / cfg.eval.interval
+        work = generated(cfg.rollout, held_out_prompts(cfg.rollout, held_out)[0], held_out)
+        seconds += rollout_seconds(cfg.rollout, cfg.cluster, work, ranks) / cfg.eval.interval
     return seconds
 
 
-def held_out_prompts(cfg: SlimeConfig, held_out: EvalConfig | EvalSetConfig) -> tuple[int, bool]:
+def held_out_prompts(rollout: RolloutConfig, held_out: EvalConfig | EvalSetConfig) -> tuple[int, bool]:
     """How many, and whether they are counted: where their file is not here, or large, they are taken to be a step's."""
     path = held_out.path
     files = row_files(resolve_rows(path)) if path and exists(path) else []
     size = sum(file.stat().st_size for file in files)
     if files and all(file.suffix == ".jsonl" for file in files) and size < COUNTED_BYTES:
         return sum(len(file.read_bytes().splitlines()) for file in files), True
-    return cfg.rollout.prompts_per_step, False
+    return rollout.prompts_per_step, False
 
 
-def generation_seconds(cfg: SlimeConfig, work: Work, rank: EngineRank) -> float | None:
+def generation_seconds(rollout: RolloutConfig, cluster: ClusterConfig, work: Work, rank: EngineRank) -> float | None:
     """Seconds in which the engines of a group write a rollout, if they do all of it; None without a token pool.
 
     A rollout without over-sampling waits for the longest response; with it, for as many as it asked for while the batch
@@ -85,14 +85,14 @@ def generation_seconds(cfg: SlimeConfig, work: Work, rank: EngineRank) -> float 
         return None
     group, mean = rank.group, work.response
     of_engine = work.sequences * work.over_sampling / group.num_engines
-    at_once = min(of_engine, group.dp * rank.pool_tokens / work.tokens, cfg.rollout.max_requests_per_engine)
+    at_once = min(of_engine, group.dp * rank.pool_tokens / work.tokens, rollout.max_requests_per_engine)
     at_once = max(at_once, min(of_engine, group.dp))
-    prompts = of_engine / work.samples_per_prompt * work.prompt * _products(cfg.cluster, rank)
+    prompts = of_engine / work.samples_per_prompt * work.prompt * _products(cluster, rank)
     # The share (1 - w)^k of all responses is longer than w of the longest, of which the mean is 1 / (k + 1).
     longest = work.longest_response
     steepness = longest / mean - 1
     # Of a batch that is refilled, the mean request has written E[n^2] / 2 E[n].
-    full = _step(cfg.cluster, rank, at_once, at_once * (work.prompt + longest / (steepness + 2)))
+    full = _step(cluster, rank, at_once, at_once * (work.prompt + longest / (steepness + 2)))
     turns = of_engine / at_once
     if work.over_sampling > 1:
         return prompts + turns * mean * full / _drafted(rank)
@@ -100,7 +100,7 @@ def generation_seconds(cfg: SlimeConfig, work: Work, rank: EngineRank) -> float 
     for point in range(POINTS):
         written = (point + 0.5) / POINTS  # of the longest
         running = at_once * (1 - written) ** steepness
-        decline += _step(cfg.cluster, rank, running, running * (work.prompt + written * longest)) / POINTS
+        decline += _step(cluster, rank, running, running * (work.prompt + written * longest)) / POINTS
     return prompts + ((turns - 1) * mean * full + longest * decline) / _drafted(rank)
 
 

@@ -33,7 +33,7 @@ from slime.cluster.ray_starter import ray_here
 from slime.compose.compose import Composed, examine
 from slime.config.gpus import gpu_of
 from slime.config.hf import config_folder, read_hf_config
-from slime.config.schema import Role, SlimeConfig
+from slime.config.schema import ClusterConfig, ModelConfig, Role, SlimeConfig
 from slime.engine_client.client import Engine
 from slime.engines.limits import longest_of
 from slime.engines.software import software
@@ -120,7 +120,12 @@ def probe(words: Sequence[str]) -> str:
         cluster = stack.enter_context(open_cluster(topology, here, run.logs, require_ready=require_ready))
         step = FullStep(cfg, cluster)
         measured = [*step.run(stack, run.logs)]
-    lines = [*_head(cfg, step), *_table(composed, step, measured), "", f"in {time.monotonic() - began:.0f} s"]
+    lines = [
+        *_head(cfg.model, cfg.cluster, step),
+        *_table(composed, step, measured),
+        "",
+        f"in {time.monotonic() - began:.0f} s",
+    ]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -252,10 +257,10 @@ class FullStep:
                 await client.close()
 
 
-def _head(cfg: SlimeConfig, step: FullStep) -> Iterator[str]:
+def _head(model: ModelConfig, cluster: ClusterConfig, step: FullStep) -> Iterator[str]:
     steps = f"{step.num_steps} optimizer step{'s' if step.num_steps > 1 else ''}"
     steps += f" in each of {step.stage.epochs} epochs" if step.stage.epochs > 1 else ""
-    yield f"{cfg.model.name} on {cfg.cluster.name}, random weights: {steps} of {step.num_sequences:,} sequences of"
+    yield f"{model.name} on {cluster.name}, random weights: {steps} of {step.num_sequences:,} sequences of"
     yield f"{step.longest:,} tokens, after an equal one; then one as long for every data-parallel rank of the engines"
     yield ""
 

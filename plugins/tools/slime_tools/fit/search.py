@@ -17,6 +17,7 @@ from slime.algo.stages import run_stages
 from slime.compose.check import check
 from slime.compose.compose import Composed
 from slime.compose.derive import derive
+from slime.compose.engine_rules import engine_check_problems
 from slime.compose.rules import family_problems
 from slime.config.changes import Changes, changed
 from slime.config.hf import config_folder, read_hf_config
@@ -29,7 +30,6 @@ from slime.plan.flops import ForwardFlops
 from slime.plugins import Plugins
 from slime.sizes.model import keywords_of, sizes_of
 from slime.sizes.parameters import Held, unknown_parameter
-from slime.topology.engine_checks import engine_check_problems
 from slime.topology.placement import BY_TURNS
 from slime.topology.server_fields import DEEPEP_RANKS
 from slime.topology.topology import Topology, read_topology

@@ -11,7 +11,7 @@ from typing import Any
 from slime import plugins
 from slime.arguments import ArgumentParser
 from slime.compose.compose import Composed
-from slime.config.schema import SlimeConfig
+from slime.config.schema import EvalConfig, RolloutConfig
 from slime.plan.document import SCHEMA
 from slime.printable import printable
 from slime.verbs.plan import examine_with_run_dir
@@ -53,7 +53,7 @@ def _lines(composed: Composed, fitted: Fitted) -> Iterator[str]:
     if work.over_sampling > 1:
         longest += ", which over-sampling does not wait for"
     yield f"  seconds of {work.sequences:,} sequences of {work.tokens:,.0f} tokens in the mean, {longest}; {steps}"
-    yield from _evaluated(cfg)
+    yield from _evaluated(cfg.eval, cfg.rollout)
     yield f"  each leaves {MARGIN:.1%} of a GPU free; * is the layout that the config has; 'slime probe' measures one"
     yield from (f"  {warning}" for warning in gpu_warnings(cfg.cluster))
     yield ""
@@ -79,13 +79,13 @@ def _lines(composed: Composed, fitted: Fitted) -> Iterator[str]:
         yield from ["type behind the same words", *(f"  {word}" for word in first.words)]
 
 
-def _evaluated(cfg: SlimeConfig) -> Iterator[str]:
-    for home, held_out in cfg.eval.all().items():
-        prompts, is_counted = held_out_prompts(cfg, held_out)
+def _evaluated(evaluation: EvalConfig, rollout: RolloutConfig) -> Iterator[str]:
+    for home, held_out in evaluation.all().items():
+        prompts, is_counted = held_out_prompts(rollout, held_out)
         known = "" if is_counted else " (taken to be a step's: they are not here)"
         of = f" ({name})" if (name := home.removeprefix("eval").removeprefix(".sets.")) else ""
         samples = f"{held_out.samples_per_prompt} samples of {prompts:,} prompts{known}"
-        yield f"  an evaluation{of} of {samples}, 1/{cfg.eval.interval} of it a step"
+        yield f"  an evaluation{of} of {samples}, 1/{evaluation.interval} of it a step"
 
 
 def _row(one: Candidate) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from slime.compose.check import Rules
 from slime.config.changes import Changes, changed, in_words
 from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
-from slime.config.schema import RolloutConfig, SlimeConfig
+from slime.config.schema import RolloutConfig, SlimeConfig, TrainConfig
 from slime.errors import SlimeError
 from slime.layout import FIRST, LAST, SIZE_KEYS, divisors, read_grid, split_layers
 from slime.topology.engines import DEFAULT, sampling_groups
@@ -40,7 +40,7 @@ def with_ways_out(problems: Sequence[SlimeError], given: SlimeConfig, rules: Rul
     found = []
     for problem in problems:
         is_full = problem.where == DEVICE and not problem.todo.startswith("Set ")  # no settings make room
-        tried = _adapters(given) if is_full else _nearest(problem.where, given)
+        tried = _adapters(given.train) if is_full else _nearest(problem.where, given)
         way = next((changes for changes in tried if is_way_out(problem.where, changes)), None)
         todo = f"Set {' '.join(in_words(way))}." if way else problem.todo
         if way and is_full:
@@ -75,14 +75,14 @@ def _nearest(where: str, cfg: SlimeConfig) -> Iterator[Changes]:
         yield from _engine_sizes(name, cfg.rollout, num_trainers)
 
 
-def _adapters(cfg: SlimeConfig) -> Iterator[Changes]:
+def _adapters(train: TrainConfig) -> Iterator[Changes]:
     """Adapters in the place of the model, alone and with what takes less memory while they learn; none where they are
     chosen already, or `slime-megatron` is not installed."""
-    lora = getattr(cfg.train, "lora", None)
+    lora = getattr(train, "lora", None)
     if lora is None or lora.rank is not None:
         return
     yield RANK
-    fewer: Changes = {"train.max_tokens_per_micro_batch": min(FEW_TOKENS, cfg.train.max_tokens_per_micro_batch)}
+    fewer: Changes = {"train.max_tokens_per_micro_batch": min(FEW_TOKENS, train.max_tokens_per_micro_batch)}
     yield {**RANK, **fewer}
     yield {**RANK, **fewer, **RECOMPUTED}
 

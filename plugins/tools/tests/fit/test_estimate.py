@@ -86,7 +86,9 @@ def test_engines_that_hold_more_sequences_need_fewer_turns() -> None:
     plan = plan_of("+model=deepseek-r1", "+cluster=h100x128")
     wide = plan_of("+model=deepseek-r1", "+cluster=h100x128", "rollout.sglang.dp_size=64")
     work = work_of(plan.cfg)
-    narrow, broad = (generation_seconds(one.cfg, work, one.engines["default"]) for one in (plan, wide))
+    narrow, broad = (
+        generation_seconds(one.cfg.rollout, one.cfg.cluster, work, one.engines["default"]) for one in (plan, wide)
+    )
     assert narrow is not None
     assert broad is not None
     assert narrow > 2 * broad
@@ -101,8 +103,10 @@ def test_a_rollout_waits_for_its_longest_response_unless_it_over_samples() -> No
     work = work_of(plan.cfg)
     assert rank.sequences is not None
     assert rank.sequences * rank.group.num_engines >= work.sequences, "all run at once"
-    waiting = generation_seconds(plan.cfg, work, rank)
-    steady = generation_seconds(plan.cfg, dataclasses.replace(work, over_sampling=1 + 1e-9), rank)
+    waiting = generation_seconds(plan.cfg.rollout, plan.cfg.cluster, work, rank)
+    steady = generation_seconds(
+        plan.cfg.rollout, plan.cfg.cluster, dataclasses.replace(work, over_sampling=1 + 1e-9), rank
+    )
     assert waiting is not None
     assert steady is not None
     assert 1.5 * steady < waiting < 2 * steady, "the last steps have less to read"
@@ -114,7 +118,7 @@ def test_weights_but_experts_are_read_whole_by_every_step() -> None:
     others = rank.weight_bytes - rank.expert_bytes
     assert 0.03 < others / rank.weight_bytes < 0.3
     one = Work(rank.group.num_engines, 1.0)
-    found = generation_seconds(plan.cfg, one, rank)
+    found = generation_seconds(plan.cfg.rollout, plan.cfg.cluster, one, rank)
     assert found is not None
     assert found > one.longest * others / HBM
 
@@ -179,14 +183,16 @@ def test_an_evaluation_counts_by_its_share_of_a_step() -> None:
     plan = plan_of("+model=glm4-9b", "+cluster=h100x8")
     [rank] = plan.engines.values()
     cfg = plan.cfg
-    assert held_out_prompts(cfg, cfg.eval) == (cfg.rollout.prompts_per_step, False), "their file is not here"
-    once = generation_seconds(cfg, Work(32 * 16, (1024 + 16384) / 2, prompt=512, samples_per_prompt=16), rank)
+    assert held_out_prompts(cfg.rollout, cfg.eval) == (cfg.rollout.prompts_per_step, False), "their file is not here"
+    once = generation_seconds(
+        cfg.rollout, cfg.cluster, Work(32 * 16, (1024 + 16384) / 2, prompt=512, samples_per_prompt=16), rank
+    )
     assert once is not None
     requests = 32 * 16 * 6e-4
     assert engine_seconds(cfg, work_of(cfg), [rank])["evaluation"] == pytest.approx((once + requests) / 5)
     cfg.eval.path = "pkg://slime_rewards.math/data/arithmetic-heldout.jsonl"
     rows = resolve(cfg.eval.path).read_text().splitlines()
-    assert held_out_prompts(cfg, cfg.eval) == (len(rows), True)
+    assert held_out_prompts(cfg.rollout, cfg.eval) == (len(rows), True)
     cfg.eval.path = None
     assert "evaluation" not in engine_seconds(cfg, work_of(cfg), [rank])
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 
 from slime_agents.tools.calculator import calculator
-from slime_rewards.starter.data.prompt_set import write
+from slime_rewards.starter.data.prompt_set import Row, split, write
 
 SEED = 0
 NUM_HELDOUT, NUM_TRAIN, NUM_CALLS = 128, 2048, 128
 
-Row = dict[str, object]
 
 TEMPLATES = {
     "product": ("What is {a} * {b}?", "{a} * {b}"),
@@ -35,16 +35,14 @@ TEMPLATES = {
 """Texts and questions to the calculator, by kind; `a` has four digits, `b` and `c` have three."""
 
 
-def problems(rng: random.Random, count: int) -> list[tuple[Row, str]]:
-    """Distinct rows, each with what the calculator is asked."""
-    drawn: dict[object, tuple[Row, str]] = {}
-    while len(drawn) < count:
+def draws(rng: random.Random) -> Iterator[tuple[tuple[str, str], Row]]:
+    """Endless draws: the template and what the calculator is asked, and the row."""
+    while True:
         kind, (text, asked) = rng.choice(list(TEMPLATES.items()))
         numbers = {"a": rng.randrange(1000, 10000), "b": rng.randrange(100, 1000), "c": rng.randrange(100, 1000)}
         expression = asked.format(**numbers)
         prompt = [{"role": "user", "content": text.format(**numbers)}]
-        drawn[kind, expression] = {"prompt": prompt, "label": calculator(expression), "kind": kind}, expression
-    return list(drawn.values())
+        yield (kind, expression), {"prompt": prompt, "label": calculator(expression), "kind": kind}
 
 
 def demonstrations(row: Row, expression: str) -> list[Row]:
@@ -61,12 +59,11 @@ def demonstrations(row: Row, expression: str) -> list[Row]:
 
 
 def rows() -> dict[str, list[Row]]:
-    found = problems(random.Random(SEED), NUM_HELDOUT + NUM_TRAIN)
-    heldout, train = found[:NUM_HELDOUT], found[NUM_HELDOUT:]
+    train, heldout = split(draws, SEED, NUM_TRAIN, NUM_HELDOUT)
     return {
-        "heldout": [row for row, _ in heldout],
-        "train": [row for row, _ in train],
-        "calls": [row for problem in train[:NUM_CALLS] for row in demonstrations(*problem)],
+        "heldout": [row for _, row in heldout],
+        "train": [row for _, row in train],
+        "calls": [each for (_, expression), row in train[:NUM_CALLS] for each in demonstrations(row, expression)],
     }
 
 

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import combinations_with_replacement
 from typing import Any
 
-from slime_rewards.starter.data.prompt_set import write
+from slime_rewards.starter.data.prompt_set import split_pairs, write
 
 SEED = 0
 NUM_HELDOUT, NUM_TRAIN, NUM_SFT = 256, 1500, 4000
@@ -55,11 +54,7 @@ def answer(text: str) -> dict[str, str]:
 
 def rows() -> dict[str, list[Row]]:
     rng = random.Random(SEED)
-    unordered = list(combinations_with_replacement(range(10, 100), 2))
-    rng.shuffle(unordered)
-    heldout = [rng.choice([(x, y), (y, x)]) for x, y in unordered[:NUM_HELDOUT]]
-    rest = sorted({pair for x, y in unordered[NUM_HELDOUT:] for pair in ((x, y), (y, x))})
-    rng.shuffle(rest)
+    rest, heldout = split_pairs(rng, NUM_HELDOUT)
     demonstrations: list[Row] = []
     for number, (x, y) in enumerate(rest[NUM_TRAIN : NUM_TRAIN + NUM_SFT]):
         if number < CALLING_SHARE * NUM_SFT:

@@ -14,18 +14,15 @@
 """
 
 import random
-from itertools import combinations_with_replacement
 
-from slime_rewards.starter.data.prompt_set import write
+from slime_rewards.starter.data.prompt_set import split_pairs, write
 
 SEED = 0
-OPERANDS = range(10, 100)
 NUM_HELDOUT = 256
 NUM_TRAIN = 1500
 NUM_SFT = 6000
 CARELESS_SHARE = 2 / 3
 
-Problem = tuple[int, int]
 Row = dict[str, object]
 
 
@@ -34,19 +31,6 @@ def careful_answer(x: int, y: int) -> str:
     tens = x // 10 * 10 + y // 10 * 10
     ones = x % 10 + y % 10
     return f"{tens}+{ones}={x + y}"
-
-
-def split_problems(rng: random.Random) -> tuple[list[Problem], list[Problem], list[Problem]]:
-    """The SFT, training and held-out problems.
-
-    The mirror image of a held-out problem is in no set. SFT and training may hold each other's mirror images.
-    """
-    unordered = list(combinations_with_replacement(OPERANDS, 2))
-    rng.shuffle(unordered)
-    heldout = [rng.choice([(x, y), (y, x)]) for x, y in unordered[:NUM_HELDOUT]]
-    rest = sorted({pair for x, y in unordered[NUM_HELDOUT:] for pair in ((x, y), (y, x))})
-    rng.shuffle(rest)
-    return rest[NUM_TRAIN : NUM_TRAIN + NUM_SFT], rest[:NUM_TRAIN], heldout
 
 
 def user_message(x: int, y: int) -> dict[str, str]:
@@ -68,10 +52,10 @@ def rl_row(x: int, y: int) -> Row:
 def rows() -> dict[str, list[Row]]:
     """The rows of the three files; the same every time."""
     rng = random.Random(SEED)
-    sft, train, heldout = split_problems(rng)
+    rest, heldout = split_pairs(rng, NUM_HELDOUT)
     return {
-        "sft": [sft_row(x, y, rng.random() < CARELESS_SHARE) for x, y in sft],
-        "train": [rl_row(x, y) for x, y in train],
+        "sft": [sft_row(x, y, rng.random() < CARELESS_SHARE) for x, y in rest[NUM_TRAIN : NUM_TRAIN + NUM_SFT]],
+        "train": [rl_row(x, y) for x, y in rest[:NUM_TRAIN]],
         "heldout": [rl_row(x, y) for x, y in heldout],
     }
 

@@ -7,23 +7,38 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations_with_replacement
 from pathlib import Path
+from typing import TypeVar
 
 Row = dict[str, object]
 Draws = Callable[[random.Random], Iterator[tuple[object, Row]]]
 """Endless draws from a random state: the identity of a problem, and its row."""
-Problems = list[tuple[object, Row]]
+T = TypeVar("T")
 
 
-def split(draws: Draws, seed: int, num_train: int, num_heldout: int) -> tuple[Problems, Problems]:
+def split(
+    draws: Callable[[random.Random], Iterator[tuple[T, Row]]], seed: int, num_train: int, num_heldout: int
+) -> tuple[list[tuple[T, Row]], list[tuple[T, Row]]]:
     """Training and held-out problems, each once in one of the two."""
-    found = dict[object, Row]()
+    found = dict[T, Row]()
     drawn = draws(random.Random(seed))
     while len(found) < num_train + num_heldout:
         problem, row = next(drawn)
         found.setdefault(problem, row)
     problems = list(found.items())
     return problems[num_heldout:], problems[:num_heldout]
+
+
+def split_pairs(rng: random.Random, num_heldout: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Other and held-out pairs of numbers of two digits. The mirror image of a held-out one is in neither; others may
+    have theirs among them."""
+    unordered = list(combinations_with_replacement(range(10, 100), 2))
+    rng.shuffle(unordered)
+    heldout = [rng.choice([(x, y), (y, x)]) for x, y in unordered[:num_heldout]]
+    rest = sorted({pair for x, y in unordered[num_heldout:] for pair in ((x, y), (y, x))})
+    rng.shuffle(rest)
+    return rest, heldout
 
 
 def write(name: str, parts: Mapping[str, Sequence[object]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slime import plugins
-from slime.compose.hosts import launcher_problems
+from slime.compose.names import launcher_problems
 from slime.config.schema import ClusterConfig
 
 
