@@ -20,7 +20,7 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -186,16 +186,20 @@ def slope(steps: Any, values: Any) -> tuple[float, float]:
     return float(grows), float(numpy.sqrt((rest @ rest) / (NUM_BLOCKS - 2) / (x @ x)))
 
 
-def rows(columns: dict[str, Any]) -> Iterator[list[str]]:
-    steps = columns.pop("step")
-    first = steps >= steps[-1] / 20
+def rows(columns: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Of all that changes in the second half; what does not stands in the last row."""
+    steps, same = columns["step"], list[str]()
+    first, half = steps >= steps[-1] / 20, steps >= steps[-1] / 2
     for name, values in columns.items():
         who, _, what = name.rpartition("/")
-        grows, error = slope(steps, values)
-        flat = abs(grows) <= STUDENT * error or not grows
-        shown = [f"{value:.4g}" for value in (values[first][0], values[-1], grows, error)]
         told = f"{who}, {UNITS.get(what, what)}" if who else what
-        yield [told, *shown, "flat" if flat else f"**{'grows' if grows > 0 else 'shrinks'}**"]
+        if name == "step" or values[half].min() == values[half].max():
+            same += [f"{told} {values[-1]:.4g}"] if name != "step" else []
+            continue
+        grows, error = slope(steps, values)
+        verdict = "flat" if abs(grows) <= STUDENT * error else f"**{'grows' if grows > 0 else 'shrinks'}**"
+        yield [told, *(f"{value:.4g}" for value in (values[first][0], values[-1], grows, error)), verdict]
+    yield [f"always the same in the second half: {'; '.join(same)}", *("-",) * 4, "flat"]
 
 
 def table(file: Path) -> str:

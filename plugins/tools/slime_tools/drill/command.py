@@ -113,7 +113,7 @@ def drill(planned: Plan) -> Iterator[str | Result]:
     strays, litter = traces.strays(GONE_S), traces.litter()
     apart = [] if code else [*unhurt.differences(Outcome.of(run.path))]
     faults = [f"the run ended with exit code {code}: {last}"] if code else []
-    faults += [f"no line names the {kill.kind} killed after step {kill.step}" for kill, each in done if not each.named]
+    faults += [f"no line names the {kill.kind} killed after step {each.step}" for kill, each in done if not each.named]
     faults += [f"still there: {each}" for each in [*strays, *map(str, litter)]]
     notes = [f"not killed, by {kind.keys}: {name}s" for name, kind in planned.kinds.items() if not kind.budget]
     notes += [f"there was no {kill.kind} to kill after step {kill.step}" for kill in planned.kills[len(done) :]]
@@ -145,9 +145,9 @@ def _told(killed: Killed) -> str:
 def table(planned: Plan, result: Result) -> Iterator[str]:
     """The result for people, line by line."""
     yield f"{'killed':<28}{'in':<18}{'seconds lost':>13}  named by the run"
-    for kill, killed in result.kills:
+    for _, killed in result.kills:
         lost = f"{killed.seconds:.1f}" if killed.code is None else "ended"
-        name, where = f"{killed.role} {killed.pid}", f"{planned.stage} {kill.step + 1} {killed.during.split()[-1]}"
+        name, where = f"{killed.role} {killed.pid}", f"{planned.stage} {killed.step + 1} {killed.during.split()[-1]}"
         yield f"{name:<28}{where:<18}{lost:>13}  {killed.named or '-'}"
     yield ""
     yield from result.notes

@@ -51,6 +51,7 @@ class Killed:
 
     Attributes:
         role: of the process.
+        step: that the run was behind then, of its stage.
         during: what the run said that it was doing.
         named: the line that names the loss; empty if there is none.
         seconds: until the run was behind where it had been, without the steps that it took meanwhile; where it ended,
@@ -60,6 +61,7 @@ class Killed:
 
     role: str
     pid: int
+    step: int
     during: str
     named: str
     seconds: float
@@ -132,7 +134,8 @@ def strike(run: Started, role: str, victim: psutil.Process, usual_s: float, pati
     while code is not None and not (line := line or named(run, role, victim.pid, said)) and time.monotonic() < end:
         time.sleep(POLL_S)
     taken = after[1] - before[1] if after[0] == before[0] else 1
-    return Killed(role, victim.pid, doing, line, seconds if code else max(0.0, seconds - taken * usual_s), code)
+    seconds = seconds if code else max(0.0, seconds - taken * usual_s)
+    return Killed(role, victim.pid, before[1], doing, line, seconds, code)
 
 
 def _files(run: Started) -> list[Path]:

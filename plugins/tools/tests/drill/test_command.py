@@ -30,8 +30,11 @@ def test_contract() -> None:
 def test_the_table_says_what_was_killed_and_what_was_broken() -> None:
     planned = plan(["+model=glm4-tiny", "+cluster=local"], 2)
     kills = [
-        (Kill("trainer", 1, 0.5), Killed("trainer", 7, "rl train", "trainer-0 (pid 7 on a): was killed", 21.04, None)),
-        (Kill("engine", 3, 0.5), Killed("engine's server", 8, "rl generate", "", 3.0, 2)),
+        (
+            Kill("trainer", 1, 0.5),
+            Killed("trainer", 7, 1, "rl train", "trainer-0 (pid 7 on a): was killed", 21.04, None),
+        ),
+        (Kill("engine", 3, 0.5), Killed("engine's server", 8, 3, "rl generate", "", 3.0, 2)),
     ]
     lines = [*table(planned, Result(kills, ["no line names it"], ["left out"], same=False))]
     assert lines[1].split("  ", 1)[0] == "trainer 7"
