@@ -113,7 +113,8 @@ def drill(planned: Plan) -> Iterator[str | Result]:
     strays, litter = traces.strays(GONE_S), traces.litter()
     apart = [] if code else [*unhurt.differences(Outcome.of(run.path))]
     faults = [f"the run ended with exit code {code}: {last}"] if code else []
-    faults += [f"no line names the {kill.kind} killed after step {each.step}" for kill, each in done if not each.named]
+    lost = [(kill.kind, each.step) for kill, each in done if not each.named and each.code != 0]
+    faults += [f"no line names the {kind} killed after step {step}" for kind, step in lost]
     faults += [f"still there: {each}" for each in [*strays, *map(str, litter)]]
     notes = [f"not killed, by {kind.keys}: {name}s" for name, kind in planned.kinds.items() if not kind.budget]
     notes += [f"there was no {kill.kind} to kill after step {kill.step}" for kill in planned.kills[len(done) :]]
@@ -139,14 +140,16 @@ def _killed(run: DrilledRun, planned: Plan, kill: Kill, usual_s: float, traces: 
 
 
 def _told(killed: Killed) -> str:
-    return f"the run went on, {killed.seconds:.0f} s later" if killed.code is None else "the run ended"
+    if killed.code is None:
+        return f"the run went on, {killed.seconds:.0f} s later"
+    return "the run ended" if killed.code else "the run was done before it needed it again"
 
 
 def table(planned: Plan, result: Result) -> Iterator[str]:
     """The result for people, line by line."""
     yield f"{'killed':<28}{'in':<18}{'seconds lost':>13}  named by the run"
     for _, killed in result.kills:
-        lost = f"{killed.seconds:.1f}" if killed.code is None else "ended"
+        lost = f"{killed.seconds:.1f}" if killed.code is None else "ended" if killed.code else "done"
         name, where = f"{killed.role} {killed.pid}", f"{planned.stage} {killed.step + 1} {killed.during.split()[-1]}"
         yield f"{name:<28}{where:<18}{lost:>13}  {killed.named or '-'}"
     yield ""
@@ -164,7 +167,7 @@ Kills processes of a short run on purpose, of each kind that its keys say to sur
 nobody hurts. The exit code is 1 if a promise was broken."""
     parser.add_keys()
     parser.add_argument("--kills", type=int, default=3, metavar="N", help="how many (default: 3)")
-    parser.add_argument("--steps", type=int, metavar="N", help="of each run (default: two for each kill, and one)")
+    parser.add_argument("--steps", type=int, metavar="N", help="of each run (default: three for each kill, and one)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the moments (default: 0)")
 
 

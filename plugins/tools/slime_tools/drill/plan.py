@@ -77,7 +77,7 @@ def plan(words: Sequence[str], num_kills: int, num_steps: int | None = None, see
     """The drill of a run with these words.
 
     Args:
-        num_steps: of each run; None: one more than two for each kill.
+        num_steps: of each run; None: one more than three for each kill.
 
     Raises:
         SlimeError: the run has a problem, or does not survive so many kills by its keys.
@@ -95,7 +95,7 @@ def plan(words: Sequence[str], num_kills: int, num_steps: int | None = None, see
         budgets = ", ".join(f"{kind.budget} of {name}s ({kind.keys})" for name, kind in lasting.items())
         what = f"{num_kills} kills are not from 1 to {most}, which this run survives: {budgets}"
         raise SlimeError(what, where="--kills", todo="Choose another number.")
-    num_steps = 2 * num_kills + 1 if num_steps is None else num_steps
+    num_steps = 3 * num_kills + 1 if num_steps is None else num_steps
     if num_steps <= num_kills:
         what = f"{num_steps} steps are too few for {num_kills} kills, each of which takes one"
         raise SlimeError(what, where="--steps", todo=f"Give at least {num_kills + 1}.")

@@ -51,11 +51,11 @@ def test_both_runs_are_short_and_lie_beside_each_other(tmp_path: Path) -> None:
     ]
     planned = plan(words, 2)
     assert planned.folder == tmp_path / "drills/mine"
-    assert {"run.num_steps=5", "sft.num_steps=2", "train.checkpoint.interval=2", "run.stop_at=null"} <= {*planned.words}
+    assert {"run.num_steps=7", "sft.num_steps=2", "train.checkpoint.interval=2", "run.stop_at=null"} <= {*planned.words}
     unhurt, killed = planned.words_of("unhurt"), planned.words_of("killed")
     assert unhurt[:-1] == killed[:-1]
     assert [unhurt[-1], killed[-1]] == ["run.name=unhurt", "run.name=killed"]
-    assert plan(unhurt, 1).num_steps == 3, "these words are a run's"
+    assert plan(unhurt, 1).num_steps == 4, "these words are a run's"
 
 
 def test_the_same_is_promised_where_a_run_repeats_itself() -> None:
