@@ -34,7 +34,7 @@ NOUNS = {
 }
 """What a line has that names the loss, as a pattern, beside how it ended; of an engine's processes the engine, and of
 Ray's agents their raylet, which ends with each of them."""
-ENDED = re.compile(r"SIGKILL|was killed|ended with|was lost|were lost")
+ENDED = re.compile(r"SIGKILL|was killed|ended with|has ended|was lost|were lost")
 
 
 class Started(Protocol):
