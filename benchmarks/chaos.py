@@ -36,10 +36,11 @@ import chaos_parts as parts  # noqa: E402
 from chaos_engines import returns  # noqa: E402
 from chaos_interrupts import interrupts  # noqa: E402
 from chaos_parts import SEED, Table, folder, quoted  # noqa: E402
-from chaos_run import LONG, Chaos, reference, result, running  # noqa: E402
+from chaos_run import LONG, Chaos, reference, running  # noqa: E402
 from chaos_starts import starts  # noqa: E402
 from machine import conditions  # noqa: E402
 
+from slime_tools.drill.outcome import Outcome  # noqa: E402
 from tests.running import end_all  # noqa: E402
 
 # --- kill -9 of the driver
@@ -59,7 +60,7 @@ def kills() -> Table:
             run = Chaos(path)
             killed = [kill(run.start(), *moment, delays.uniform(0.1, 0.9) * seconds[moment[0]]) for moment in moments]
             code = run.start().finish()
-            same = "yes" if code == 0 and result(run) == reference().result else f"**NO** (exit {code})"
+            same = "yes" if code == 0 and Outcome.of(run.path) == reference().result else f"**NO** (exit {code})"
             rows += [[*row, same] for row in killed]
     return [["kill -9 in", "after", "hit", "strays", "litter", "in the end bit-equal"], *rows]
 
@@ -78,20 +79,20 @@ def kill(run: Chaos, verb: str, times: int, delay: float) -> list[str]:
 
 @dataclass(frozen=True)
 class Victim:
-    """Who it is, by words of its command; `names` must stand in the line that is said when it is killed."""
+    """Who it is, with its role among a run's processes; `names` must stand in what is said when it is killed."""
 
     who: str
-    words: tuple[str, ...]
+    role: str
     names: tuple[str, ...] = ()
 
 
-SCHEDULER = Victim("SGLang's scheduler", ("sglang::scheduler",), ("engine-0",))
-SERVER = Victim("SGLang's server", ("slime_sglang.engine.launcher",), ("engine-0",))
-TRAINER = Victim("trainer", ("ray::TrainerActor",), ("trainer",))
-RAYLET = Victim("raylet", ("raylet/raylet",), ("raylet",))
-GCS = Victim("GCS", ("gcs_server",), ("gcs_server",))
-GUARD = Victim("the reward's guard", ("guarded_workers.worker",))
-SCORER = Victim("the reward's scorer", ("guarded_workers.worker",))
+SCHEDULER = Victim("SGLang's scheduler", "engine's scheduler", ("engine-0",))
+SERVER = Victim("SGLang's server", "engine's server", ("engine-0",))
+TRAINER = Victim("trainer", "trainer", ("trainer",))
+RAYLET = Victim("raylet", "raylet", ("raylet",))
+GCS = Victim("GCS", "gcs_server", ("gcs_server",))
+GUARD = Victim("the reward's guard", "guard")
+SCORER = Victim("the reward's scorer", "worker")
 
 DEADLY = ((SCHEDULER, "collect"), (SERVER, "train_rl"), (TRAINER, "collect"), (RAYLET, "collect"), (GCS, "train_rl"))
 HANGING = ((SCHEDULER, "collect"), (SCHEDULER, "publish"), (TRAINER, "train_rl"))
@@ -100,8 +101,9 @@ HARMLESS = ((GUARD, "collect"), (SCORER, "train_rl"))
 
 
 def find(run: Chaos, victim: Victim) -> psutil.Process:
-    found = run.member(*victim.words)
-    return found.children()[0] if victim is SCORER else found
+    found = run.member(victim.role)
+    assert found, f"no process {victim}"
+    return found
 
 
 def others() -> Table:
@@ -192,7 +194,7 @@ def full_disk(expected: Any) -> list[str]:
         kept = sorted(entry.name for entry in (run.path / "checkpoints").iterdir())
         subprocess.run(["mount", "-o", "remount,size=500m", path / "runs"], check=True)
         again = run.start().finish()
-        same = again == 0 and result(run) == expected
+        same = again == 0 and Outcome.of(run.path) == expected
         return [
             str(code),
             f"`{said}`",
@@ -233,7 +235,7 @@ def again_over_a_flip() -> list[str]:
         largest = max(files, key=lambda file: file.stat().st_size)
         parts.flip(random.Random(SEED), largest)
         code = run.start().finish()
-        same = code == 0 and result(run) == reference().result
+        same = code == 0 and Outcome.of(run.path) == reference().result
         said = next((line for line in run.text().splitlines() if "damaged" in line), run.last_line())
         same_text = "and bit-equal in the end" if same else f"**NO** (exit {code})"
         return [
@@ -258,11 +260,13 @@ def markdown(name: str, table: Table) -> str:
 
 
 def put(file: Path, name: str, section: str) -> None:
-    """Write a section into its place in the file, behind the others if it is new."""
+    """Write a section into its place in the file, behind the others if it is none of `TABLES`, or new."""
     text = file.read_text() if file.exists() else "# Chaos: what a run survives, and what it says when it does not\n"
     head, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     kept = {part.split()[1]: part.strip() + "\n" for part in sections} | {name: section}
-    file.write_text("\n".join([head.strip() + "\n", *(kept[name] for name in TABLES if name in kept)]))
+    file.write_text(
+        "\n".join([head.strip() + "\n", *(kept[name] for name in dict.fromkeys([*TABLES, *kept]) if name in kept)])
+    )
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import psutil
 from chaos_parts import SEED, Table, folder
 from chaos_run import SETTINGS, Chaos
 
-from tests.running import Run
+from slime_tools.drill.outcome import Outcome
+from slime_tools.drill.processes import members, role_of
 
 LASTING = {
     **SETTINGS,
@@ -23,7 +24,6 @@ LASTING = {
 }
 """Long enough for an engine to come back while the other one has its requests; samples differ to the end."""
 TWO = {**LASTING, "rollout.engines.default.devices": 2, "rollout.restarts": 20}
-KEEPER = "ray::EngineActor"
 VICTIMS = ("scheduler", "server", "keeper")
 MOMENTS = (
     (("collect", 2), ("publish", 1), ("publish", 2), ("collect", 2), ("train_rl", 2), ("collect", 1)),
@@ -37,14 +37,14 @@ def returns() -> Table:
     """Every kill waits for the return of the engine before it."""
     rows, moments = list[list[str]](), random.Random(SEED)
     with folder() as path:
-        expected = outcome(Chaos(path, settings=LASTING).start().succeed())
+        expected = Outcome.of(Chaos(path, settings=LASTING).start().succeed().path)
     for strikes in MOMENTS:
         with folder() as path:
             run = Chaos(path, settings=TWO).start()
             try:
                 kills = [kill(run, *strike, moments) for strike in strikes]
                 code = run.finish()
-                same = "yes" if code == 0 and outcome(run) == expected else f"**NO** (exit {code})"
+                same = "yes" if code == 0 and Outcome.of(run.path) == expected else f"**NO** (exit {code})"
                 ended = run.last_line() if code else "-"
                 rows += [[*row, same, ended] for of_moment in kills for row in of_moment]
             finally:
@@ -74,24 +74,10 @@ def kill(run: Chaos, verb: str, count: int, moments: random.Random) -> list[list
 
 
 def keepers(run: Chaos) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process(run.process.pid).children(recursive=True):
-        with suppress(psutil.Error):
-            if " ".join(child.cmdline()).startswith(KEEPER):
-                found.append(child)
-    return found
+    return [each for role, each in members(psutil.Process(run.process.pid)) if role == "engine's keeper"]
 
 
 def victim(keeper: psutil.Process, kind: str) -> psutil.Process:
-    (server,) = keeper.children()
-    if kind != "scheduler":
-        return keeper if kind == "keeper" else server
-    return next(child for child in server.children(recursive=True) if "scheduler" in " ".join(child.cmdline()))
-
-
-def outcome(run: Run) -> object:
-    """All that must be equal to the bit: every metric but times and what is said of single engines, and every exported
-    tensor."""
-    timed = re.compile(r"time|.*seconds|tokens_per_s|engines/")
-    rows = [{name: value for name, value in row.items() if not timed.match(name)} for row in run.rows("rl")]
-    return [row for row in rows if len(row) > 2], run.weights()
+    """The keeper, or one of what it keeps."""
+    below = {role_of(each): each for each in keeper.children(recursive=True)}
+    return keeper if kind == "keeper" else below[f"engine's {kind}"]

@@ -10,11 +10,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import psutil
 from chaos_kinds import RUNS, VERBS, make, words_of, write_files
@@ -68,25 +70,28 @@ class Ended:
 class Command:
     """One `slime` command in a folder of its own, started again and again."""
 
-    def __init__(self, kind: str, place: Path, made: Path, silent: str) -> None:
-        self.kind, self.place, self.words = kind, place, words_of(kind, made, silent)
+    def __init__(
+        self, kind: str, place: Path, made: Path, silent: str, more: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self.kind, self.place, self.words = kind, place, words_of(kind, made, silent, more)
         self.scratch, self.shared, self.output = place / "t", place / "shm", place / "output.txt"
         self.scratch.mkdir()
         self.shared.mkdir()
         write_files(place)
+        self.through: Sequence[str] = ["unshare", "--mount", "sh", "-c", OWN_SHARED_MEMORY, str(self.shared)]
+        self.environment = {"TMPDIR": str(self.scratch), "OMP_NUM_THREADS": "1"}
 
     def start(self) -> None:
         shutil.rmtree(self.place / "out", ignore_errors=True)  # which a conversion does not write into
-        through = ["unshare", "--mount", "sh", "-c", OWN_SHARED_MEMORY, str(self.shared)]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*through, sys.executable, "-m", "slime", *self.words],
+                [*self.through, sys.executable, "-m", "slime", *self.words],
                 cwd=self.place,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, "TMPDIR": str(self.scratch), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **self.environment},
             )
 
     def wait(self, seconds: float, until: str | None = None) -> None:

@@ -97,6 +97,14 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "weights by files": {"weights.transport": "disk"},
     "weights by broadcast": {"weights.transport": "broadcast"},
     "critic": {"algo": "ppo"},
+    "critic of two ranks": {"algo": "ppo", "+cluster": "local2"},
+    "teacher": {"algo": "opd", "algo.teacher.path": "MADE/model"},
+    "teacher in an engine": {
+        "algo": "opd",
+        "algo.options.teacher_engines": "teacher",
+        "rollout.engines.teacher.model": "MADE/model",
+    },
+    "prefill and decode": {"+cluster": "local-pd"},
     "adapters": {
         "train.lora.rank": 8,
         "train.lora.publish": "adapters",
@@ -107,6 +115,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
         "reward": "arithmetic",
         "rollout.max_prompt_tokens": 32,
         "rollout.sampling.max_response_tokens": 16,
+        "sft.path": None,
         "sft.num_steps": 0,
         "sft.lr_warmup_steps": 0,
     },
@@ -132,16 +141,17 @@ VERBS: Mapping[str, str] = {
 }
 
 
-def words_of(name: str, made: Path, silent: str) -> Sequence[str]:
+def words_of(name: str, made: Path, silent: str, more: Mapping[str, Any]) -> Sequence[str]:
     """Words behind `slime`.
 
     Args:
         made: the folder of `make`.
         silent: URL of a server that does not answer.
+        more: settings of a run, over its own.
     """
     if name in VERBS:
         return [word.replace("MADE", str(made)).replace("SILENT", silent) for word in VERBS[name].split()]
-    settings = {"+model": "glm4-tiny", "+cluster": "local", **SHORT, **RUNS[name]}
+    settings = {"+model": "glm4-tiny", "+cluster": "local", **SHORT, **RUNS[name], **more}
     words = {key: value for key, value in settings.items() if value is not None}
     return [f"{key}={str(value).replace('MADE', str(made))}" for key, value in words.items()]
 
@@ -160,5 +170,5 @@ def make(folder: Path) -> None:
     tiny = {"model": ASSETS, "judge": "pkg://slime_plugin_llama/assets/llama-tiny"}
     for name, source in tiny.items():
         subprocess.run([*slime, "convert", "random", source, name], cwd=folder, check=True, capture_output=True)
-    words = words_of("weights by files", folder, "")
+    words = words_of("weights by files", folder, "", {})
     subprocess.run([*slime, *words], cwd=folder, check=True, capture_output=True)

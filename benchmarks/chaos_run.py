@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import atexit
 import functools
-import re
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import psutil
 from chaos_parts import folder
 
+from slime_tools.drill.outcome import Outcome
+from slime_tools.drill.processes import members
 from tests.running import Run
 from tests.site import Site
 
@@ -95,13 +96,10 @@ class Chaos(Run):
     def is_within(self, verb: str) -> bool:
         return self.lines()[-1] == f"{verb} begin"
 
-    def member(self, *words: str) -> psutil.Process:
-        """The process of the run whose command has all the words."""
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                if all(word in " ".join([process.name(), *process.cmdline()]) for word in words):
-                    return process
-        raise AssertionError(f"no process {words}")
+    def member(self, role: str) -> psutil.Process | None:
+        """The first process of the run that has this role, one of `slime_tools.drill.processes`."""
+        there = members(psutil.Process(self.process.pid))
+        return next((process for each, process in there if each == role), None)
 
     def litter(self) -> str:
         """What stays in the temporary folder and in shared memory, without the caches of others."""
@@ -140,7 +138,7 @@ class Reference:
 
     run: Chaos
     seconds: Mapping[str, float]
-    result: Any
+    result: Outcome
 
 
 @functools.cache
@@ -149,7 +147,7 @@ def reference() -> Reference:
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     run = Chaos(path).start()
     seconds = durations(run)
-    return Reference(run, seconds, result(run))
+    return Reference(run, seconds, Outcome.of(run.path))
 
 
 def durations(run: Chaos) -> dict[str, float]:
@@ -169,11 +167,3 @@ def durations(run: Chaos) -> dict[str, float]:
         time.sleep(POLL_S)
     assert run.process.returncode == 0, run.text()
     return {verb: sorted(values)[len(values) // 2] for verb, values in seconds.items()}
-
-
-def result(run: Run) -> Any:
-    """All that must be equal to the bit: every metric that is no time, and every exported tensor."""
-    rows = [*run.rows("sft"), *run.rows("rl")]
-    timed = re.compile(r"time|.*seconds|tokens_per_s")
-    metrics = [{name: value for name, value in row.items() if not timed.match(name)} for row in rows]
-    return [row for row in metrics if len(row) > 2], run.weights()

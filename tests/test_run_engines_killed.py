@@ -174,6 +174,25 @@ def test_engines_get_their_weights_again_however_they_travel(
     require_same(run, finished)
 
 
+def publishes(run: Run) -> bool:
+    """Whether it does now, by its own words, which are as old as the poll that reads them."""
+    now = run.path / "logs/now.json"
+    return now.exists() and '"phase": "publish"' in now.read_text()
+
+
+def test_samples_begun_ahead_wait_for_the_only_engine_which_dies_in_a_publish(tmp_path: Path) -> None:
+    """They are inside the engine then, and are asked for again once it is back, longer than a death takes to be
+    noticed."""
+    settings = {**NO_CHECKPOINTS, **NO_STOP, "rollout.max_staleness": 1, "run.num_steps": 12, "weights.bucket_mb": 1}
+    run = Run(tmp_path, settings=settings).start()
+    run.until(lambda: run.has_step("rl", 2) and publishes(run))
+    with standing(run):
+        servers(run)[0].kill()
+    run.until(lambda: len(BACK.findall(run.text())) == 1)
+    run.succeed()
+    assert [row["step"] for row in run.rows("rl") if "train/loss" in row] == list(range(1, 13))
+
+
 def test_an_engine_over_two_hosts_comes_back_whole_and_is_named_when_it_dies_again(tmp_path: Path) -> None:
     """Both are this host, a process and a rank each: one is killed, and both are started. The second time the run ends,
     and goes on where it was once it is started again."""

@@ -216,6 +216,25 @@ def test_requests_wait_for_an_engine_that_comes_back():
     asyncio.run(main())
 
 
+def test_requests_find_that_their_engine_has_died_also_once_it_is_back():
+    """It comes back between two looks; while it was gone, nobody but they knew."""
+    dead, again = ScriptedEngine(), ScriptedEngine({1: 3})
+    dead.dies_after = 0
+
+    async def main():
+        async with dead, again, connected(dead.endpoint) as client:
+            alone = EngineSet([client], notice_s=5)
+            waiting = asyncio.create_task(alone.generate([1], LIMIT))
+            while not dead.requests:
+                await asyncio.sleep(0.01)
+            client.move(again.endpoint)
+            alone.lose(client)
+            alone.regain(client)
+            assert len((await waiting).tokens) == 3
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("has_died", [True, False])
 def test_a_death_is_told_by_who_finds_it_and_a_lost_connection_here(caplog, has_died):
     gone, alive = Gone(), virtual_clock.VirtualEngine(lambda prompt, seed: prompt)

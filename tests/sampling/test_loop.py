@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import pytest
@@ -12,7 +13,7 @@ from slime.registry import Contribution, Registry
 from slime.sampling.buffer import FifoBuffer
 from slime.sampling.guarded import FilterChain
 from slime.sampling.loop import MAX_FRUITLESS
-from slime.sampling.pipeline import FailureBudget
+from slime.sampling.pipeline import FailureBudget, Pipeline
 from slime.segments import Segment, WeightSpan
 from slime.types import Decision, Prompt, Sample, Status, Verdict
 from tests.engine_client.scripted_engine import Scorer, ScriptedEngine
@@ -59,6 +60,17 @@ def test_truncated_samples_are_said_to_be():
     assert step.groups[2].samples[0].status is Status.TRUNCATED
     assert step.stats["rollout/truncated_share"] == 0.25
     assert step.stats["rollout/response_length_max"] == 7
+
+
+def test_what_a_step_leaves_waits_for_no_collection_of_garbage():
+    """A run collects garbage after half a million objects, which would be all pipelines of thousands of steps."""
+    gc.collect()
+    gc.disable()
+    try:
+        run(ScriptedEngine(), steps=3)
+        assert [each for each in gc.get_objects() if isinstance(each, Pipeline)] == []
+    finally:
+        gc.enable()
 
 
 def test_statistics():

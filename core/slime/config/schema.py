@@ -292,12 +292,12 @@ class ObserveConfig:
     """What shows the metrics beside metrics.jsonl (`slime plugins`): a tracker's name, true or false, or
     `<name>.<option>=<value>` of its own options. `tensorboard` is on where `slime-observers` is installed."""
     samples_mb: float = key(200.0, Bound(0, 10**7))
-    """Megabytes of what the model answered that `samples/` keeps of the whole run. A step, or an evaluation, takes a
-    hundredth of it at most; as the run gets longer, files between the first and the newest go. 0 keeps none."""
+    """Megabytes of what the model answered that `samples/` keeps of the whole run, in 2,000 files. A step, or an
+    evaluation, takes a hundredth at most; as the run gets longer, files between first and newest go. 0 keeps none."""
     replay_mb: float = key(100.0, Bound(0, 10**7))
     """Megabytes of what steps trained on, token by token, that `replay/` keeps for `slime replay` (docs/debugging.md):
-    the newest steps that fit. A step takes about 8 bytes a token; one that is larger than that is left out. 0 keeps
-    none."""
+    the newest steps that fit, 2,000 at most. A step takes about 8 bytes a token; one that is larger than that is left
+    out. 0 keeps none."""
     prometheus: str | None = None
     """`PORT`, or `HOST:PORT`, at which the driver serves the newest metrics for Prometheus (docs/debugging.md). A port
     alone is one of the loopback address; 0 takes any. `targets.json` in the run directory has what it became."""

@@ -134,24 +134,26 @@ class EngineSet:
                     return NO_COMPLETION
                 gone.clear()
                 continue
+            num_lost = member.num_lost
             member.begin()
             try:
                 with span("request", member.engine.url, tokens=len(input_ids)):
                     return await member.engine.generate(input_ids, sampling, **fields)
             except (EngineGone, ServerFault) as error:
-                if not await self._is_dead(member, error, gone):
+                if not await self._is_dead(member, num_lost, error, gone):
                     raise
                 gone.add(member)
             finally:
                 member.end()
 
-    async def _is_dead(self, member: _Member, error: SlimeError, gone: set[_Member]) -> bool:
-        """Whether others, or itself once it is back, are to be asked what `member` answered with `error`."""
+    async def _is_dead(self, member: _Member, num_lost: int, error: SlimeError, gone: set[_Member]) -> bool:
+        """Whether others, or itself once it is back, are to be asked what `member` answered with `error`. It had been
+        lost `num_lost` times when it was asked."""
         others = [other for other in self._members if other is not member and not other.is_lost]
         if isinstance(error, EngineGone) and not gone.issuperset(others):
             self._rest(member, error)
             return True
-        return await self._is_lost_soon(member)
+        return await self._is_lost_soon(member, num_lost)
 
     def _rest(self, member: _Member, error: SlimeError) -> None:
         """Said once, for every request that the engine had comes here; not at all of one that is found to have died."""
@@ -165,12 +167,13 @@ class EngineSet:
             asyncio.get_running_loop().call_later(self._notice_s, tell) if self._notice_s else tell()
         member.rests_until = now + REST_S
 
-    async def _is_lost_soon(self, member: _Member) -> bool:
-        """Whether `member`, which did not answer as it should, is found to have died."""
+    async def _is_lost_soon(self, member: _Member, num_lost: int) -> bool:
+        """Whether `member`, which did not answer as it should, is found to have died since it was asked, also if it is
+        back by then."""
         deadline = _now() + self._notice_s
-        while not member.is_lost and _now() < deadline:
+        while member.num_lost == num_lost and _now() < deadline:
             await asyncio.sleep(AGAIN_S)
-        return member.is_lost
+        return member.num_lost > num_lost
 
     async def abort_all(self) -> None:
         """End every request at every engine now; each answers with what it had."""
@@ -193,10 +196,11 @@ class EngineSet:
         return {member.engine: found[0] for member, found in zip(asked, answers, strict=True) if found}
 
     async def _ask(self, member: _Member, ask: Callable[[Engine], Coroutine[Any, Any, T]]) -> list[T]:
+        num_lost = member.num_lost
         try:
             return [await ask(member.engine)]
         except (EngineGone, ServerFault):
-            if not await self._is_lost_soon(member):
+            if not await self._is_lost_soon(member, num_lost):
                 raise
             return []
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
+from weakref import WeakMethod
 
 from slime.config.schema import RewardConfig
 from slime.engine_client.client import Engine
@@ -111,7 +112,8 @@ class Pipeline:
         self._judged_together: set[str] = set()  # groups, now
         self._aborting = self._has_moved = False
         self.active: dict[str, Group] = {}
-        attempts.when_away = self._one_away
+        moved = WeakMethod(self._one_away)  # each step has a pipeline; in a circle none would end with its step
+        attempts.when_away = lambda: tell() if (tell := moved()) else None
         self.seconds = {"generate": 0.0, "reward": 0.0}
         self._busy_before = engines.busy_seconds()
 

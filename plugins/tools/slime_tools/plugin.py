@@ -26,6 +26,7 @@ VERBS = {
     "replay": ("replay.command", "train again on what a step trained on, or generate it again, and compare"),
     "plan --fit": ("fit.text", "propose layouts that fit the cluster, the fastest first"),
     "probe": ("fit.probe", "one step at full length with random weights: seconds and memory beside the plan's"),
+    "drill": ("drill.command", "kill processes of a short run on purpose, and compare it with one that is not hurt"),
     "preflight": ("preflight.hosts", "whether every host has what the run needs; loads nothing"),
     "watch": ("watch.server", "a live page of a run, or of several"),
     "report": ("watch.report", "the same page, frozen into one file"),

@@ -39,10 +39,12 @@ SLOW = "Raise cluster.start_timeout_s if the machine is only slow."
 
 
 def start_environment(limit_s: float) -> dict[str, str]:
-    """Variables that give Ray's processes `limit_s` seconds to find each other, instead of 5 to 30, and have them start
-    workers only for actors: no actor of a run takes one of those that wait."""
+    """Variables that give Ray's processes `limit_s` seconds to find each other, instead of 5 to 30, have them start
+    workers only for actors (no actor of a run takes one of those that wait), and keep no record of each call, which
+    only Ray's dashboard would read: driver and GCS grew by it with every step."""
     names = ("raylet_start_wait_time_s", "gcs_rpc_server_connect_timeout_s")
-    return {f"RAY_{name}": str(math.ceil(limit_s)) for name in names} | {"RAY_enable_worker_prestart": "false"}
+    more = {"RAY_enable_worker_prestart": "false", "RAY_task_events_report_interval_ms": "0"}
+    return {f"RAY_{name}": str(math.ceil(limit_s)) for name in names} | more
 
 
 @contextlib.contextmanager
@@ -269,11 +271,11 @@ class OwnRay:
 
     @contextlib.contextmanager
     def bounded(self, what: str, limit_s: float) -> Iterator[None]:
-        """End this process, and tell `what` is wrong, where the block takes longer than `limit_s`, or where Ray ends it
-        there. Ray waits in C++ and lets no other thread run, so the interpreter's own watchdog does it, of which there
-        is one: a block inside of another replaces its limit."""
+        """End this process, and tell `what` is wrong, where the block takes longer than `limit_s`, or where Ray, or
+        somebody else, ends it there. Ray waits in C++ and lets no other thread run, so the interpreter's own watchdog
+        does it, of which there is one: a block inside of another replaces its limit."""
         where = f"Ray's raylet on {socket.gethostname()}"
-        self._note(f"slime: {SlimeError(what, where=where, todo=SLOW)}")
+        self._note(f"slime: {SlimeError(f'{what}, or the run was killed as it started', where=where, todo=SLOW)}")
         with open(os.devnull, "wb") as nowhere:
             faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
             try:

@@ -16,6 +16,8 @@ FOLDER = "replay"
 MB = 10**6
 TOKEN_BYTES = 8
 """Of a token with log-prob and mask, compressed; measured 5 to 8."""
+MAX_FILES = 2000
+"""However small they are: a folder of all steps of a long run would be slow to list, and take an inode each."""
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +32,13 @@ class GroupLog:
 
     Args:
         run: the run directory.
-        limit_mb: megabytes (10^6 bytes) of all files, of which the newest stay. A step that is larger is not written.
+        limit_mb: megabytes (10^6 bytes) of all files, of which the newest stay, `MAX_FILES` at most. A step that is
+            larger is not written.
     """
 
     def __init__(self, run: Path, limit_mb: float) -> None:
         self._run, self._limit, self._has_warned = run, limit_mb * MB, False
+        self._sizes = {step: path_of(run, step).stat().st_size for step in recorded_steps(run)}
 
     def __call__(self, event: Event) -> None:
         """Raises SlimeError where the disk is full."""
@@ -47,19 +51,20 @@ class GroupLog:
 
         path = path_of(self._run, step)
         path.unlink(missing_ok=True)  # of a step that runs again
+        self._sizes.pop(step, None)
         if (size := sum(map(_size, groups))) <= self._limit:
             with files.disk_errors(path):
                 path.parent.mkdir(exist_ok=True)
                 state = driver_state.dumps({"groups": [state_of(group) for group in groups]})
                 files.write_atomic(path, gzip.compress(state, compresslevel=1, mtime=0))
+                self._sizes[step] = path.stat().st_size
         elif not self._has_warned:
             self._has_warned = True
             what = "step %d is not kept for `slime replay`: about %.0f MB, more than observe.replay_mb"
             log.warning(what, step, size / MB)
-        sizes = {step: path_of(self._run, step).stat().st_size for step in recorded_steps(self._run)}
-        while sum(sizes.values()) > self._limit:
-            path_of(self._run, oldest := min(sizes)).unlink()
-            del sizes[oldest]
+        while len(self._sizes) > MAX_FILES or sum(self._sizes.values()) > self._limit:
+            path_of(self._run, oldest := min(self._sizes)).unlink(missing_ok=True)
+            del self._sizes[oldest]
 
 
 def _size(group: Group) -> int:

@@ -17,6 +17,8 @@ from slime_observers.samples.rows import EVALUATION, STEP, Row
 MB = 10**6
 NUM_FILES = 100
 """Files of the largest size that fit `observe.samples_mb`."""
+MAX_FILES = 2000
+"""However small they are: a live page lists all of them."""
 ROW_CHARACTERS = 200
 """Least characters of a line beside its texts."""
 _NAME = re.compile(rf"({STEP}|{EVALUATION})-(\d+)\.jsonl")
@@ -35,8 +37,8 @@ class SampleLog:
     """Writes the samples of one run, as a subscriber of its events.
 
     Whole groups of a step are kept, spread evenly over it, up to a hundredth of the limit. Once all files pass the
-    limit, some are removed, of steps or of evaluations, whichever take more, so that the others are spread over the
-    run. The first and the newest always stay.
+    limit, or are more than `MAX_FILES`, some are removed, of steps or of evaluations, whichever take more, so that the
+    others are spread over the run. The first and the newest always stay.
 
     Args:
         folder: `<run>/samples`, which may hold those of the run that this one continues.
@@ -80,15 +82,18 @@ class SampleLog:
         return self._folder / f"{kind}-{step:06d}.jsonl"
 
     def _make_room(self) -> None:
-        while sum(sum(sizes.values()) for sizes in self._sizes.values()) > self._limit:
+        while (many := sum(map(len, self._sizes.values())) > MAX_FILES) or self._num_bytes() > self._limit:
             kinds = [kind for kind, sizes in self._sizes.items() if len(sizes) > 2]
             if not kinds:
                 return
-            kind = max(kinds, key=lambda each: sum(self._sizes[each].values()))
+            kind = max(kinds, key=lambda each: len(self._sizes[each]) if many else sum(self._sizes[each].values()))
             steps = sorted(self._sizes[kind])
             gone = min(range(1, len(steps) - 1), key=lambda each: steps[each + 1] - steps[each - 1])
             self._path(kind, steps[gone]).unlink(missing_ok=True)
             del self._sizes[kind][steps[gone]]
+
+    def _num_bytes(self) -> int:
+        return sum(sum(sizes.values()) for sizes in self._sizes.values())
 
 
 def _written(group: Group, decision: str | None, limit: float) -> list[tuple[Row, bytes]]:

@@ -8,6 +8,7 @@ from slime.errors import SlimeError
 from slime.events import Samples
 from slime.segments import Rows, Segment, WeightSpan
 from slime.types import Group, Prompt, Sample, Status, Verdict
+from slime_observers.samples import groups
 from slime_observers.samples.groups import GroupLog, path_of, read_groups, recorded_steps
 from slime_testing.plugins import check_subscriber
 
@@ -26,11 +27,11 @@ def test_it_takes_the_events_of_a_run(tmp_path: Path) -> None:
 
 
 def test_what_a_step_trained_on_reads_back_to_the_bit(tmp_path: Path) -> None:
-    log, groups = GroupLog(tmp_path, 1), [group(2), group(1, 40)]
-    log(Samples(7, groups, []))
-    assert read_groups(tmp_path, 7) == groups
-    log(Samples(7, groups[:1], []))
-    assert read_groups(tmp_path, 7) == groups[:1], "of a step that ran again"
+    log, both = GroupLog(tmp_path, 1), [group(2), group(1, 40)]
+    log(Samples(7, both, []))
+    assert read_groups(tmp_path, 7) == both
+    log(Samples(7, both[:1], []))
+    assert read_groups(tmp_path, 7) == both[:1], "of a step that ran again"
 
 
 def test_the_newest_steps_stay(tmp_path: Path) -> None:
@@ -40,6 +41,15 @@ def test_the_newest_steps_stay(tmp_path: Path) -> None:
     for step in range(2, 8):
         log(Samples(step, [group(step)], []))
     assert recorded_steps(tmp_path) == [5, 6, 7]
+
+
+def test_a_folder_of_small_files_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "MAX_FILES", 3)
+    log = GroupLog(tmp_path, 1)
+    for step in range(1, 6):
+        log(Samples(step, [group(1)], []))
+    GroupLog(tmp_path, 1)(Samples(6, [group(1)], []))
+    assert recorded_steps(tmp_path) == [4, 5, 6], "a run that continues counts what is there"
 
 
 def test_a_step_that_is_too_large_is_left_out_with_one_warning(

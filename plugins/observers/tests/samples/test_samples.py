@@ -128,6 +128,20 @@ def test_the_samples_of_a_long_run_are_bounded_and_spread_over_it(tmp_path) -> N
     assert max(later - step for step, later in itertools.pairwise(steps)) <= 4
 
 
+def test_small_files_of_a_long_run_are_bounded_as_well(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("slime_observers.samples.log.MAX_FILES", 10)
+    step = [(group(1, Verdict.of(1.0)), Decision(True))]
+    log = SampleLog(tmp_path, 1)
+    for number in range(1, 101):
+        log = SampleLog(tmp_path, 1) if number == 50 else log
+        log(Samples(number, [], step))
+        if number % 25 == 0:
+            log(Evaluation(number, [each for each, _ in step], {}))
+    assert len(list(tmp_path.glob("eval-*"))) == 4
+    steps = sorted(int(path.stem.removeprefix("step-")) for path in tmp_path.glob("step-*"))
+    assert (len(steps), steps[0], steps[-1]) == (6, 1, 100)
+
+
 def test_evaluations_make_room_when_they_take_more_than_steps(tmp_path) -> None:
     log = SampleLog(tmp_path, 0.1)
     (tmp_path / "notes.jsonl").touch()

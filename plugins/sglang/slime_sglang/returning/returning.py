@@ -138,6 +138,7 @@ class Returning:
         while True:
             self._learner.make_room()
             self._calls.look(PUBLISHING)
+            self._lose()  # requests of samples that were begun ahead wait for the engine, if they know
             if any(endpoints := self._restarts.reachable()):
                 return endpoints
             time.sleep(WATCH_S)
