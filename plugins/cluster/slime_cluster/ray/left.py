@@ -22,7 +22,15 @@ from slime_cluster.ray.reaper import END, Reaper, Stay, call, end_unguarded, mar
 
 RECORD = "logs/ray.json"
 """In a run directory; there while a driver of the run may leave something."""
-OWN = ("slime", "stack_dumps", "weight_buckets", "vocabulary_logprobs", "megatron_core_portable", "sglang_torch_cpu")
+OWN = (
+    "slime",
+    "batch_invariant",
+    "megatron_core_portable",
+    "sglang_torch_cpu",
+    "stack_dumps",
+    "vocabulary_logprobs",
+    "weight_buckets",
+)
 """What actors and engines import beside plugins."""
 log = logging.getLogger(__name__)
 

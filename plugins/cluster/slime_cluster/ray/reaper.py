@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import psutil
 
+from slime.engines.scratch import how_ended
 from slime_cluster.ray.folders import PREFIX, clear_all
 from slime_cluster.ray.signals import signals_postponed
 
@@ -45,6 +48,8 @@ _STAY = b"\1"
 """Begins the line that says what stays."""
 ANSWER_S = 20.0
 """Seconds that a call of another driver may take; what does not stay is ended before."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,34 +73,70 @@ class Reaper:
     """The process that outlives this one. `words`: what it reads."""
 
     def __init__(self, words: IO[bytes]) -> None:
-        self._words = words
+        self._words, self._lock = words, threading.Lock()
+        self._note, self._stay = b"", b""
 
     def note(self, words: str) -> None:
         """Have it print `words` if this process vanishes: for `UNKNOWN`, as at first, its own; for none, nothing."""
-        self._tell(words.encode())
+        with self._lock:
+            self._note = words.encode() + b"\n"
+            self._tell(self._note)
 
     def stay(self, stay: Stay | None) -> None:
         """From now on let all that live if this process vanishes without another note; None: nothing."""
-        self._tell(_STAY + json.dumps(stay and asdict(stay)).encode())
+        with self._lock:
+            self._stay = _STAY + json.dumps(stay and asdict(stay)).encode() + b"\n"
+            self._tell(self._stay)
 
-    def _tell(self, line: bytes) -> None:
+    def go_on_in(self, words: IO[bytes]) -> None:
+        """Another process has its place, and is told what it was told last."""
+        with self._lock:
+            self._words = words
+            self._tell(self._note + self._stay)
+
+    def _tell(self, lines: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):
-            self._words.write(line + b"\n")
+            self._words.write(lines)
             self._words.flush()
 
 
 @contextlib.contextmanager
 def reaped(mark: str) -> Iterator[Reaper]:
     """Have all that this process starts in the block gone soon after the block or the process ends. `mark` is the
-    run's, in the names of its engines' scratch folders and shared memory, too."""
+    run's, in the names of its engines' scratch folders and shared memory, too. A reaper that dies gets a successor."""
     command = [sys.executable, "-m", "slime_cluster.ray.reaper", mark, json.dumps(_greeting())]
+    unmarked, lock, is_over = dict(os.environ), threading.Lock(), threading.Event()
+    process: subprocess.Popen[bytes]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=unmarked)
+
+    def end() -> None:
+        with lock:
+            is_over.set()
+            process.communicate(END)
+
+    def succeed() -> None:
+        nonlocal process
+        while True:
+            process.wait()
+            is_over.wait(LOOK_S)  # what kills both is about to kill this process, too
+            with lock:
+                if is_over.is_set():
+                    return
+                what = "the process that ends what a killed run leaves %s. Another one takes its place"
+                log.warning(what, how_ended(process.returncode))
+                process = start()
+                reaper.go_on_in(cast(IO[bytes], process.stdin))
+
     with contextlib.ExitStack() as stack:
         with signals_postponed():  # until it will be told of the end: it takes silence for a death
-            reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-            stack.callback(reaper.communicate, END)
+            process = start()
+            stack.callback(end)
         stack.enter_context(marked(mark))
-        assert reaper.stdin
-        yield Reaper(reaper.stdin)
+        reaper = Reaper(cast(IO[bytes], process.stdin))
+        threading.Thread(target=succeed, daemon=True).start()
+        yield reaper
 
 
 def call(door: str) -> socket.socket | None:

@@ -16,6 +16,7 @@ import pytest
 
 from slime_cluster.ray.reaper import GRACE_S, LOOK_S, end_unguarded, wait_until_gone
 from slime_testing.patience import Patience
+from tests.waiting import until
 
 DRIVER = """
 import os, subprocess, sys, tempfile
@@ -98,6 +99,28 @@ def test_all_goes_with_the_driver(driver: subprocess.Popen[str], mark: str) -> N
     driver.kill()
     assert wait_until_gone(family, timeout_s=20 * GRACE_S) == set()
     assert len(litter(f"not{mark}")) == len(litter(mark)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["sys.stdin.read()"], indirect=True)
+def test_a_reaper_that_is_killed_has_a_successor(driver: subprocess.Popen[str], mark: str) -> None:
+    before, within = started(driver)
+    first = reaper_of(driver.pid)
+    assert first
+    first.kill()
+    until(lambda: reaper_of(driver.pid) not in (None, first))
+    second = reaper_of(driver.pid)
+    assert second
+    driver.kill()
+    assert wait_until_gone({within, second}, timeout_s=20 * GRACE_S) == set()
+    assert len(litter(f"not{mark}")) == len(litter(mark)) == 2
+    before.kill()  # which the second had no time to see
+
+
+def reaper_of(driver: int) -> psutil.Process | None:
+    """None: there is none, or it has ended."""
+    children = [child for child in psutil.Process(driver).children() if child.status() != psutil.STATUS_ZOMBIE]
+    return next((child for child in children if "slime_cluster.ray.reaper" in child.cmdline()), None)
 
 
 ORPHAN = "import subprocess as s, sys; print(s.Popen(['sleep', '1000'], start_new_session=True).pid, flush=True)"
