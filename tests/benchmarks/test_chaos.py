@@ -28,7 +28,7 @@ def test_what_it_interrupts_is_accepted(program: Any, tmp_path: Path, monkeypatc
     kinds.write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     for name in kinds.RUNS:
-        words = kinds.words_of(name, tmp_path, "")
+        words = kinds.words_of(name, tmp_path, "", {})
         if not any(str(tmp_path) in word for word in words):  # what the others take is made first
             assert examine(words).problems == [], name
 

@@ -42,6 +42,7 @@ _MARK = "SLIME_RUN_MARK"
 """Environment variable that what is started in the block inherits."""
 UNKNOWN = "?"
 """Note where the cause of an end would not be known: then the reaper says so."""
+AGAIN = "Start the same command again to resume."
 END = b"\0"
 """The driver's word at the end of the block; where it dies, the kernel closes its end without one."""
 _STAY = b"\1"
@@ -214,12 +215,15 @@ class _Driver:
         """What stays, because it was killed."""
         return None if self._is_orderly or self.note != UNKNOWN else self.stay
 
+    @property
+    def gone(self) -> str:
+        return f"slime: the run's process (pid {self.pid}) ended without a word: it was killed, or Ray ended it."
+
     def last_words(self) -> str:
         """The line of a driver that had no time for any; empty for one that had."""
         if self._is_orderly:
             return ""
-        gone = f"the run's process (pid {self.pid}) ended without a word: it was killed, or Ray ended it"
-        return f"slime: {gone}." if self.note == UNKNOWN else self.note
+        return f"{self.gone} {AGAIN}" if self.note == UNKNOWN else self.note
 
 
 def main(mark: str, greeting: str) -> None:
@@ -229,21 +233,20 @@ def main(mark: str, greeting: str) -> None:
     family, record = set[psutil.Process](), None
     while driver:
         family = driver.watch(family)
-        words, stay, driver = driver.last_words(), driver.leaves, None
+        words, gone, stay, driver = driver.last_words(), driver.gone, driver.leaves, None
         if stay:
             record = stay.record
             said = f"What it ran stays for {stay.seconds:g} s: the same command takes it over, and"
-            sys.stderr.write(f"{words} {said} 'kill {os.getpid()}' ends it now.\n")
+            sys.stderr.write(f"{gone} {said} 'kill {os.getpid()}' ends it now.\n")
             driver = _await_driver(stay, mark, family)
-            words = "slime: what it ran is ended."
+            words = f"slime: what it ran is ended. {AGAIN}"
     for _ in range(2):  # one that ends in the first round may have started another meanwhile
         _end(family | _marked(mark))
     clear_all(mark)
     if record:
         Path(record).unlink(missing_ok=True)
     if words:
-        again = "" if words.endswith("again to resume.") else " Start the same command again to resume."
-        sys.stderr.write(f"{words}{again}\n")
+        sys.stderr.write(f"{words}\n")
 
 
 def _await_driver(stay: Stay, mark: str, family: set[psutil.Process]) -> _Driver | None:

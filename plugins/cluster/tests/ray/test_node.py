@@ -43,7 +43,7 @@ STRANGER = """
 UNUSED = """
 from slime_cluster.ray import starter
 
-def started(*args, whole=starter.started_our_way):
+def started(*args, whole=starter.started_our_way, **options):
     from ray._private import state  # it reads the environment that a start sets
 
     class Accessor(state.GlobalStateAccessor):
@@ -52,7 +52,7 @@ def started(*args, whole=starter.started_our_way):
             return super().connect()
 
     state.GlobalStateAccessor = Accessor
-    return whole(*args)
+    return whole(*args, **options)
 
 starter.started_our_way = started
 """

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 UNKNOWN = """
 from slime_cluster.ray import starter
 
-def started(*args, whole=starter.started_our_way):
+def started(*args, whole=starter.started_our_way, **options):
     from ray._private import services  # it reads the environment that a start sets
     popen = services.ConsolePopen
 
@@ -23,7 +23,7 @@ def started(*args, whole=starter.started_our_way):
         return process
 
     services.ConsolePopen = stopped
-    return whole(*args)
+    return whole(*args, **options)
 
 starter.started_our_way = started
 """

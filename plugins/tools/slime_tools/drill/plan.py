@@ -10,7 +10,6 @@ from typing import Any
 
 from slime.algo.stages import run_stages
 from slime.compose.compose import Composed, examine
-from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
 from slime.topology.placement import SAVER
 from slime.topology.transport import BROADCAST
@@ -103,7 +102,7 @@ def plan(words: Sequence[str], num_kills: int, num_steps: int | None = None, see
     stage = run_stages(cfg).all[-1].name
     same = not cfg.cluster.on_gpus and not cfg.rollout.max_staleness
     folder = Path(cfg.run.dir).absolute() / "drills" / cfg.run.name
-    return Plan(stage, num_steps, kinds, kills, same, [*words, *_shortened(cfg, stage, num_steps)], folder)
+    return Plan(stage, num_steps, kinds, kills, same, [*words, *_shortened(composed, stage, num_steps)], folder)
 
 
 def kinds_of(composed: Composed) -> dict[str, Kind]:
@@ -135,8 +134,9 @@ def _kills(kinds: Mapping[str, Kind], count: int, num_steps: int, dice: random.R
     return [Kill(name, step, round(dice.uniform(0, 1), 2)) for name, step in zip(names, steps, strict=True)]
 
 
-def _shortened(cfg: SlimeConfig, stage: str, num_steps: int) -> list[str]:
+def _shortened(composed: Composed, stage: str, num_steps: int) -> list[str]:
     """Keys over those of the run."""
+    cfg = composed.cfg
     keys: dict[str, Any] = {"run.resume": "restart", "run.stop_at": "null", "observe.zero_variance_steps": 0}
     supervised = stage == SFT
     keys["sft.num_steps"] = num_steps if supervised else min(cfg.sft.num_steps, SUPERVISED)
