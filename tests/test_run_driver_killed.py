@@ -15,6 +15,7 @@ from slime_cluster.ray.reaper import wait_until_gone
 from tests.running import GONE_S, NO_STOP, Run
 from tests.test_run_engines_killed import KEEPER, SCHEDULER, generates, members, require_same
 from tests.test_run_trainers_killed import RANK
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -28,8 +29,7 @@ def kill(run: Run) -> list[psutil.Process]:
     kept = [each for words in (RANK, KEEPER, SCHEDULER) for each in members(run, words)]
     num_told = run.text().count(STAYS)
     run.kill()
-    while run.text().count(STAYS) == num_told:
-        time.sleep(0.1)
+    until(lambda: run.text().count(STAYS) > num_told, told=run.text)
     return kept
 
 
@@ -112,7 +112,9 @@ def test_another_config_ends_what_was_left_and_the_grace_ends_all(tmp_path: Path
     said = "what a driver of this run has left is ended, and all starts again: cluster.driver_grace_s: 120.0 -> 3.0"
     assert said in run.text()
     assert all(have_ended(kept))
-    run.until(lambda: "ready: " in run.text().partition(said)[2] and bool(run.rows("rl")))
+    run.until(lambda: "ready: " in run.text().partition(said)[2])
+    ready = time.time()  # the first steps are the driver's before
+    run.until(lambda: any(row["time"] > ready for row in run.rows("rl")))
     again = kill(run)
     assert not any(have_ended(again)), "they live, but not for long"
     assert wait_until_gone({*again}, 3 + GONE_S) == set()
