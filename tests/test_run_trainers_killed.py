@@ -153,6 +153,7 @@ def test_a_rank_returns_to_the_copy_in_memory(finished: Run, tmp_path: Path) -> 
         [keeper] = members(run, "ray::CopyKeeper")
         keeper.kill()
     run.until(lambda: run.has_step("rl", 3))
+    assert run.process.poll() is None, run.text()
     folders |= set(Path("/dev/shm").glob("slime-engine-*-copies-*"))
     lose(run)
     run.remember()
