@@ -76,7 +76,7 @@ TASKS = {
     ),
     "environment": task(
         ["examples/environment/my_env.py"], "environment", "python -m beside.environment", "sums", "",
-        f"{RL} 64 {TURNS} 4", "calls",
+        f"{RL} 64 {TURNS} 4",
     ),
     "lora": task(
         [], "r lora", "python -m beside.lora", "gsm8k", "--use_peft --lora_r 32 --learning_rate 1e-5",
