@@ -12,9 +12,9 @@ def attempts(prompts, trainer):
     """The second question follows the first answer in one conversation, since an attempt has one sequence."""
     tokenizer, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
 
-    def encode(question):
-        message = [{"role": "user", "content": question}]
-        return tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+    def encode(*texts):
+        said = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(texts)]
+        return tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
 
     def ask(contexts):
         batch = tokenizer.pad({"input_ids": contexts}, padding_side="left", return_tensors="pt")
@@ -24,11 +24,16 @@ def attempts(prompts, trainer):
         return [row[: end[0] + 1 if end else None].tolist() for row, end in zip(found, ends)]
 
     numbers = [re.findall(r"\d+", prompt[-1]["content"]) for prompt in prompts]
-    asked = [encode(f"{first}+{second}=") for first, second, _ in numbers]
+    questions = [f"{first}+{second}=" for first, second, _ in numbers]
+    asked = [encode(question) for question in questions]
     answers = ask(asked)
-    told = [re.findall(r"\d+", text) for text in tokenizer.batch_decode(answers, skip_special_tokens=True)]
-    again = [encode(f"{sums[-1]}+{third}=") if sums else [] for sums, (*_, third) in zip(told, numbers)]
-    lasts = ask([question or context for question, context in zip(again, asked)])
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    again = []
+    for question, context, answer, text, (*_, third) in zip(questions, asked, answers, texts, numbers):
+        sums = re.findall(r"\d+", text)
+        whole = encode(question, text, f"{sums[-1]}+{third}=") if sums else []
+        again.append(whole[len(context) + len(answer) :])
+    lasts = ask([context + answer + question for context, answer, question in zip(asked, answers, again)])
     lasts = [last if question else [] for last, question in zip(lasts, again)]
     parts = list(zip(answers, again, lasts))
     return {
