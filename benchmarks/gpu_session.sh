@@ -18,6 +18,8 @@
 # attention  1        30     flash attention beside cuDNN, one sequence after the other and in batches
 # dsa        1        40     sparse attention by Triton and by stock kernels beside dense attention, 2k to 32k tokens
 # sparse-tests 1      80     tests of these ways of attention: run it with attention and dsa
+# load       1       420     a rollout's tokens/s beside those of the same load sent straight to SGLang; MODEL=a folder of
+#                            Qwen2.5-Coder-0.5B, whose weights are not read
 # publish    1        60     12-layer cut, colocated
 # disk       1       300     the same through files, full versions and deltas, and as a run in FP8
 # cut        1       150     a step of the 12-layer cut: phases, idle share, log-prob differences
@@ -77,6 +79,7 @@ flash+=(model.tokenizer=pkg://slime_plugin_glm4/assets/glm4-moe-lite-tiny model.
 flash+=(train.checkpoint.interval=null train.checkpoint.export_hf=false)
 stale=(+model=smollm2-135m recipe=smollm2-135m@h200x1 run.num_steps=30 rollout.prompts_per_step=64 eval.interval=10)
 stale+=(train.checkpoint.interval=null)
+load=(+model=qwen2.5-coder-0.5b +cluster=h200x1 task=word-problems rollout.sglang.enable_memory_saver=false)
 pair=h200x$gpus
 # What leaves room on GPUs of 80 GB.
 whole=() flash_layers=() air_layers=() in80=()
@@ -116,6 +119,13 @@ for part in "${parts[@]}"; do
     dsa) run dsa 240 python3 benchmarks/dsa.py --longest 32768 ;;
     sparse-tests) pytest sparse-tests 240 -m gpu plugins/megatron/tests/transformer/test_on_gpu.py plugins/models/glm5/tests/test_all_keys.py \
                     plugins/megatron/tests/sparse_attention/test_stock.py ;;
+    load)
+      load+=(model.path="$MODEL" --rounds 2 --samples 8)
+      run load-512 200 python3 benchmarks/rollout.py "${load[@]}" --prompts 64 --lengths 256 1 16384
+      run load-4096 200 python3 benchmarks/rollout.py "${load[@]}" --prompts 512 --lengths 128 1 4096
+      run load-turns 200 python3 benchmarks/rollout.py "${load[@]}" --prompts 64 --turns 5 --lengths 64 1 2048
+      run load-two 200 python3 benchmarks/rollout.py "${load[@]}" --prompts 64 --lengths 256 1 16384 --engines 2 \
+        rollout.sglang.mem_fraction_static=0.35 ;;
     publish) publish publish 400 "${cut[@]}" +cluster=h200x1 ;;
     disk)
       publish publish-disk 400 "${cut[@]}" +cluster=h200x1 weights.transport=disk
