@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slime.checkpoints import CheckpointStore
-from tests.running import Run
+from tests.running import NO_CHECKPOINTS, Run
 from tests.site import Site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -49,3 +49,14 @@ def test_what_an_estimator_keeps_outlives_the_process(site: Site, tmp_path: Path
     assert checkpoint
     assert checkpoint.driver_state()["estimator"] == {"running": {"means": {"": pytest.approx(mean, rel=1e-12)}}}
     assert len({*rewards}) > 1, "steps differ"
+
+
+def test_samples_are_kept_of_a_step_that_fails_before_it_trains(tmp_path: Path) -> None:
+    """Whoever looks for the reason finds what was sampled, which else is written while trainers work."""
+    (tmp_path / "my.py").write_text("def breaks(rewards):\n    return [reward / 0 for reward in rewards]\n")
+    settings = {"algo.advantage": "function", "+algo.advantage_options.path": "my.py:breaks"}
+    run = Run(tmp_path, settings={**settings, **NO_CHECKPOINTS, "eval.path": "null"}, forked=True).start()
+    assert run.finish() != 0
+    assert "ZeroDivisionError" in run.text()
+    [samples] = (run.path / "samples").glob("step-*.jsonl")
+    assert samples.read_text().count("\n") == 16

@@ -121,7 +121,8 @@ class Serving(Event):
 
 @dataclass(frozen=True)
 class Samples(Event):
-    """The samples of a step are generated and rewarded."""
+    """The samples of a step are generated and rewarded, and trainers have begun with them, unless the step has failed
+    before or samples of later steps are generated meanwhile."""
 
     step: int
     groups: Sequence[Group]  # that it trains on

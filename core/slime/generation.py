@@ -26,7 +26,7 @@ from slime.engine_client.client import EngineClient
 from slime.engine_client.engine_set import EngineSet
 from slime.engines.software import Software, software
 from slime.errors import SlimeError
-from slime.events import Evaluation, Events, Ready, Samples, Serving, Starting
+from slime.events import Evaluation, Events, Ready, Serving, Starting
 from slime.observe.spans import span
 from slime.reward.engines import NOTICE_S
 from slime.run_data import Data
@@ -103,14 +103,18 @@ class Generation:
         moved = self._sharing.for_generation()
         with span("generate"):
             collected, idle_share = self._run(collect(), "generating")
-        self._events.publish(Samples(version + 1, collected.groups, collected.judged))
         stats = {**collected.stats, "engines/idle_share": idle_share, **moved, **self._returning.metrics()}
         return dataclasses.replace(collected, stats=stats)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether samples of later steps are generated while trainers work, who are asked in another thread then."""
+        return self._rollout is not None and self._sampler.gate is not None
 
     def beside(self, work: Callable[[], T]) -> T:
         """Have trainers do `work`, and return its result. Samples that were begun ahead are generated meanwhile, and
         change at no other time."""
-        if self._rollout is None or self._sampler.gate is None:
+        if self._rollout is None or not self.is_ahead:
             return work()
         before = self._rollout.num_tokens
         result = result_of(self._runner, self._returning.beside(beside(work)))

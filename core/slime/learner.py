@@ -175,13 +175,16 @@ class Learner:
         attempt are in one micro-batch."""
         return pack_for(self._cfg, self._trainers.layouts[0], samples, num_steps, whole_attempts=whole_attempts)
 
-    def train(self, batches: Sequence[Batch], step: int, stage: Stage) -> dict[str, float]:
+    def train(
+        self, batches: Sequence[Batch], step: int, stage: Stage, meanwhile: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
         """Train one step of a stage, an optimizer step a batch; metrics `train/...`, and `seconds/...`, `memory/...`
-        `gap/...` and `trainers/...` of the ranks. The first step also has the memory that was planned."""
+        `gap/...` and `trainers/...` of the ranks. The first step also has the memory that was planned. `meanwhile` is
+        called once trainers have begun."""
         moved = self._sharing.for_training()
         with self._at_rest:
             self._published = None
-            values = self._trainers.train(batches, step, stage.name)
+            values = self._trainers.train(batches, step, stage.name, meanwhile=meanwhile)
         as_they_are = ("seconds/", "memory/", "gap/", "trainers/")
         named = {name if name.startswith(as_they_are) else f"train/{name}": value for name, value in values.items()}
         planned, self._planned = self._planned, {}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
 from slime.algo.stages import Stage, made_by, with_columns
 from slime.compose.compose import Composed
 from slime.ending import in_order
-from slime.events import Complete
+from slime.events import Complete, Samples
 from slime.objective import TrainsOn
 from slime.observe.alarm import alarm
 from slime.observe.stopwatch import Stopwatch
@@ -111,7 +111,18 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     cfg, learner, generation, watch = run.cfg, run.learner, run.generation, Stopwatch()
     collected = generation.collect(step - 1)
     watch.add_all(collected.stats)
-    values = learn(run, stage, step, collected.groups, watch)
+    samples = [Samples(step, collected.groups, collected.judged)]
+
+    def show() -> None:
+        while samples:
+            run.events.publish(samples.pop())
+
+    if generation.is_ahead:  # subscribers have no bound of time in another thread
+        show()
+    try:
+        values = learn(run, stage, step, collected.groups, watch, show)
+    finally:
+        show()  # of a step that has failed before
     if problem := alarm(cfg.observe.logprob_alarm, run.topology.groups, values, step):
         run.log.incomplete(stage.name, step, collected.stats | values)
         raise problem
@@ -133,9 +144,16 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     _stop_if_asked(run, stage, step)
 
 
-def learn(run: Run, stage: Stage, step: int, groups: Sequence[Group], watch: Stopwatch) -> dict[str, float]:
+def learn(
+    run: Run,
+    stage: Stage,
+    step: int,
+    groups: Sequence[Group],
+    watch: Stopwatch,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
     """Train one step on the groups that were collected for it; returns metrics. Depends on nothing but them, the
-    trainers' state and the estimator's, so that a step can be replayed."""
+    trainers' state and the estimator's, so that a step can be replayed. `meanwhile` is called while trainers work."""
     cfg, learner = run.cfg, run.learner
     with watch("pack"):
         groups = spread(groups, cfg.train.steps_per_rollout, step - 1)
@@ -155,7 +173,7 @@ def learn(run: Run, stage: Stage, step: int, groups: Sequence[Group], watch: Sto
     if stage.penalises_attempts:
         penalties, moved = run.beside(partial(learner.penalties, batches, stage))
     batches = with_advantages(batches, compared.advantages(run.estimator, penalties))
-    values = recorded | told | skipped | run.beside(partial(learner.train, batches, step, stage)) | moved
+    values = recorded | told | skipped | run.beside(partial(learner.train, batches, step, stage, meanwhile)) | moved
     watch.add_all(values)
     return values
 

@@ -111,33 +111,43 @@ class TrainerGroup:
     def penalties(self, batches: Sequence[Batch], stage: str) -> dict[int, float]:
         """What a stage takes from rewards before its step, by number of the sample."""
         sums = defaultdict[int, float](float)
-        for of_rank in self._shared(batches, f"score_{stage}", TrainerRank.penalties, stage):
+        calls = self._begun(batches, TrainerRank.penalties, stage)
+        for of_rank in self._calls.wait(calls, f"score_{stage}", self._limits.hang_timeout_s):
             for number, penalty in of_rank.items():
                 sums[number] += penalty
         return sums
 
-    def train(self, batches: Sequence[Batch], step: int, stage: str, *, learns: bool = True) -> dict[str, float]:
+    def train(
+        self,
+        batches: Sequence[Batch],
+        step: int,
+        stage: str,
+        *,
+        learns: bool = True,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> dict[str, float]:
         """One step of a stage, an optimizer step a batch; `learns` as of `Trainer.train`. With several ranks also
-        `trainers/...` of their paces."""
-        values = self._shared(batches, f"train_{stage}", TrainerRank.train, step, stage, learns=learns)
+        `trainers/...` of their paces. `meanwhile` is called once they have begun."""
+        calls = self._begun(batches, TrainerRank.train, step, stage, learns=learns)
+        meanwhile()
+        values = self._calls.wait(calls, f"train_{stage}", self._limits.hang_timeout_s)
         own = [of_rank.pop(OWN_SECONDS) for of_rank in values if OWN_SECONDS in of_rank]
         found = on_the_fullest(values, [member.node for member in self._calls.trainers])
         return found | self._paces.step(own)
 
-    def _shared(
-        self, batches: Sequence[Batch], what: str, method: Callable[..., T], *args: Any, **kwargs: Any
-    ) -> list[T]:
-        """What `method` returns, by rank. The share of a data-parallel rank lies in Ray's store once: all ranks that
-        hold parts of one replica of the model read the same one."""
+    def _begun(
+        self, batches: Sequence[Batch], method: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> dict[Any, Member]:
+        """Calls of `method` on every rank, by reference. The share of a data-parallel rank lies in Ray's store once:
+        all ranks that hold parts of one replica of the model read the same one."""
         import ray
 
         ranks = range(self.layouts[0].data_parallel_size)
         shares = [ray.put([batch.share(rank) for batch in batches]) for rank in ranks]
-        calls = {
+        return {
             _begin(member, method, shares[layout.data_parallel_rank], *args, **kwargs): member
             for member, layout in zip(self._calls.trainers, self.layouts, strict=True)
         }
-        return self._calls.wait(calls, what, self._limits.hang_timeout_s)
 
     def publish(self, engines: Sequence[Endpoint | None], version: int, bucket_mb: int | None = None) -> Receipt:
         """Hand the weights to every engine but those that are None, in buckets of `bucket_mb` (None:
