@@ -83,6 +83,11 @@ def test_vocabulary_padding_is_left_alone() -> None:
     assert last == [8, 9, 10, 11, 12, -1, -1, -1]
 
 
+def test_a_shard_behind_the_vocabulary_has_no_row_of_it() -> None:
+    found = [list(Layout(num_rows=9).pieces(4, Shard(rank, 4))) for rank in range(4)]
+    assert [[(piece.source, piece.length) for piece in each] for each in found] == [[(0, 4)], [(4, 4)], [(8, 1)], []]
+
+
 def test_row_parallel_shape_grows_along_its_own_dimension() -> None:
     assert Layout().hf_shapes((5, 4), Shard(1, 3, dim=1)) == [(5, 12)]
 

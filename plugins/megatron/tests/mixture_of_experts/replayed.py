@@ -15,7 +15,7 @@ from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.models.bridge import traits_of
 from slime.models.traits import Traits
-from slime.types import TrainSample
+from slime.types import Batch, TrainSample
 from slime_megatron.mixture_of_experts.replay import ROUTED_EXPERTS, RoutedExperts
 from slime_testing import models
 from slime_testing.ranks import Rank
@@ -68,9 +68,21 @@ def scored(rank: Rank, family: str, folder: Path, samples: Sequence[TrainSample]
     """The trainer's log-probs of each sample, [num_tokens - 1], by what decides on the experts: what was `recorded`, or
     the model's `own` routers. Runs in a rank of its own."""
     from megatron_core_portable import cpu_stands_in_for_cuda
+    from slime_megatron.train.step import score
+
+    trainer, batch, micros = replaying(rank, family, folder, samples)
+    with cpu_stands_in_for_cuda():
+        return {
+            kind: by_sample(batch, [scores[0] for scores in score(trainer.model, micros, replays=replays)])
+            for kind, replays in (("recorded", True), ("own", False))
+        }
+
+
+def replaying(rank: Rank, family: str, folder: Path, samples: Sequence[TrainSample]) -> tuple[Any, Batch, list[Any]]:
+    """A trainer, and the samples as a batch and as its micro-batches."""
+    from megatron_core_portable import cpu_stands_in_for_cuda
     from slime.train.packing import pack
     from slime_megatron.train.local_batch import local_micro_batches
-    from slime_megatron.train.step import score
     from slime_megatron.train.trainer import Trainer
 
     cfg = models.run_config(family, folder, {})
@@ -78,17 +90,17 @@ def scored(rank: Rank, family: str, folder: Path, samples: Sequence[TrainSample]
     trainer = Trainer(cfg, *rank)
     trainer.init_weights()
     [batch] = pack(samples, num_dp=1, align=1, max_tokens=256, loss_mean=cfg.algo.loss_mean)
-    found: dict[str, list[np.ndarray]] = {}
     with cpu_stands_in_for_cuda():
-        micros = local_micro_batches(batch, trainer.device)
-        for kind, replays in (("recorded", True), ("own", False)):
-            values: dict[int, np.ndarray] = {}
-            of_micros = score(trainer.model, micros, replays=replays)
-            for micro, scores in zip(batch.micro_batches[0], of_micros, strict=True):
-                for number, start in zip(micro.sample_ids, micro.cu_seqlens, strict=False):
-                    values[number] = scores[0, start : start + samples[number].num_tokens - 1].numpy()
-            found[kind] = [values[number] for number in range(len(samples))]
-    return found
+        return trainer, batch, local_micro_batches(batch, trainer.device)
+
+
+def by_sample(batch: Batch, of_micros: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """Log-probs [num_tokens - 1] of each sample, from those [t] of each micro-batch."""
+    found: dict[int, np.ndarray] = {}
+    for micro, logprobs in zip(batch.micro_batches[0], of_micros, strict=True):
+        for number, start, end in zip(micro.sample_ids, micro.cu_seqlens, micro.cu_seqlens[1:], strict=False):
+            found[number] = logprobs[start : end - 1].numpy()
+    return [found[number] for number in sorted(found)]
 
 
 def by_transformers(folder: Path, samples: Sequence[TrainSample], *, replays: bool) -> list[np.ndarray]:

@@ -4,22 +4,35 @@ same experts, and the same in every layout."""
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from slime.models.traits import Traits
+from slime.objective import Column, Source
 from slime.types import TrainSample
 from slime_megatron.mixture_of_experts.replay import DIFFERS, REPLAYED, ROUTED_EXPERTS
 from slime_testing.contract import Contract
-from slime_testing.ranks import run_ranks
+from slime_testing.models import write_checkpoint
+from slime_testing.ranks import Rank, run_ranks
 from slime_testing.recorded import recorded_samples
 from slime_testing.training import NUM_SAMPLES, Trained, compare, train_layouts
 
-from .replayed import TOLERANCE, by_transformers, largest_difference, record, recording_of, scored
+from .replayed import (
+    TOLERANCE,
+    by_sample,
+    by_transformers,
+    largest_difference,
+    record,
+    recording_of,
+    replaying,
+    scored,
+)
 
 FAMILIES = Path(__file__).parents[3] / "models"
 CONFIGS = {
@@ -70,6 +83,38 @@ def test_recorded_experts_give_the_log_probs_of_transformers_with_the_same_exper
     apart = [np.abs(a - b).max() for a, b in zip(ours["recorded"], ours["own"], strict=True)]
     assert min(apart[0], apart[1]) > 0.01, "other experts give other log-probs"
     assert apart[4] == 0, "nothing was recorded of this sample"
+
+
+def columns_of(rank: Rank, folder: Path, samples: list[TrainSample]) -> dict[bool, dict[str, list[np.ndarray]]]:
+    """Log-probs by the passes before a step, by whether the policy replays. All models have the same weights."""
+    from megatron_core_portable import cpu_stands_in_for_cuda
+    from slime_megatron.train.passes import score_columns
+
+    trainer, batch, micros = replaying(rank, "qwen3_moe", folder, samples)
+    sources = (Source.policy, Source.reference, Source.teacher)
+    asks: Any = SimpleNamespace(needs=[Column(source.value, source) for source in sources])
+    found = {}
+    for replays in (True, False):
+        with cpu_stands_in_for_cuda():
+            made = score_columns(
+                asks, sources, trainer.model, [micros], replays=replays, weights_of=lambda source: nullcontext()
+            )
+        found[replays] = {name: by_sample(batch, of_steps[0]) for name, of_steps in made.items()}
+    return found
+
+
+def test_reference_and_teacher_choose_experts_themselves_where_the_policy_replays(tmp_path: Path) -> None:
+    hf = json.loads(CONFIGS["softmax"].read_text()) | {"num_hidden_layers": 2}
+    write_checkpoint(hf, tmp_path)
+    traits = [Traits("a mixture of experts", recording=recording_of(tmp_path))]
+    samples = record(recorded_samples(3, hf["vocab_size"]), traits)
+    [found] = run_ranks(columns_of, 1, tmp_path, samples)
+    told, own = (by_transformers(tmp_path, samples, replays=replays) for replays in (True, False))
+    assert largest_difference(told, own) > 0.01, "other experts give other log-probs"
+    for replays, wanted in ((True, told), (False, own)):
+        assert largest_difference(found[replays]["policy"], wanted) <= TOLERANCE
+        assert largest_difference(found[replays]["reference"], own) <= TOLERANCE
+        assert largest_difference(found[replays]["teacher"], own) <= TOLERANCE
 
 
 @cache

@@ -164,6 +164,16 @@ def test_a_file_that_transformers_would_read_alone(tmp_path: Path) -> None:
     load_hf([], mapping(), tmp_path)
 
 
+def test_the_prediction_layer_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """transformers' model has no such layer: it misses nothing where it reads model.safetensors alone."""
+    layer = {name: torch.ones(HIDDEN) for name in predicting().draft_names}
+    write(tmp_path, tensors(), num_nextn_predict_layers=1)
+    save_file(layer, tmp_path / "mtp.safetensors")
+    where = dict.fromkeys(tensors(), SINGLE) | dict.fromkeys(layer, "mtp.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": where}))
+    load_hf([], predicting(), tmp_path)
+
+
 def test_a_type_that_is_not_loaded(tmp_path: Path) -> None:
     content = {name: tensor.double() for name, tensor in tensors().items()}
     message = refusal(write(tmp_path, content))
@@ -173,10 +183,19 @@ def test_a_type_that_is_not_loaded(tmp_path: Path) -> None:
 class Embedding(torch.nn.Module):
     """As much of a model as holds the embeddings."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_rows: int = VOCAB) -> None:
         super().__init__()
         self.embedding = torch.nn.Module()
-        self.embedding.word_embeddings = torch.nn.Linear(HIDDEN, VOCAB, bias=False)
+        self.embedding.word_embeddings = torch.nn.Linear(HIDDEN, num_rows, bias=False)
+
+
+def test_rows_behind_the_vocabulary_become_zeros(tmp_path: Path) -> None:
+    module = Embedding(num_rows=VOCAB + 4)
+    weight = module.embedding.word_embeddings.weight.detach()
+    weight.fill_(torch.nan)
+    given = torch.arange(1.0, VOCAB * HIDDEN + 1).view(VOCAB, HIDDEN)
+    load_hf([module], mapping(), write(tmp_path, tensors() | {"model.embed_tokens.weight": given}))
+    assert torch.equal(weight, torch.cat([given, torch.zeros(4, HIDDEN)]))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
