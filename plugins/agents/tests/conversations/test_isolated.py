@@ -123,7 +123,8 @@ def test_what_hangs_when_a_step_has_enough_ends_and_begins_again(collect, progra
     assert [group.id for group in collected.groups] == ["0/0"]
     [waiting] = buffer.take(9, 2)
     assert waiting.samples[1].status is Status.PENDING
-    assert waiting.samples[1].segments == []
+    # On a busy machine it may not hang yet, and wait for its first answer.
+    assert not any(segment.tokens for segment in waiting.samples[1].segments)
     assert time.monotonic() - start < 30
 
 
