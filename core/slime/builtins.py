@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slime.algo.advantages import GroupMean
 from slime.algo.grpo import Grpo
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from slime.contracts import BufferPolicy, Program, Responder, SampleFilter, Tracker
     from slime.estimator import Estimator
     from slime.objective import Objective
-    from slime.topology.transport_protocol import Transport
 
 
 class KeepAll:
@@ -85,7 +84,7 @@ def slime_verbs() -> Mapping[str, VerbFactory]:
 
 
 @hookimpl
-def slime_transports() -> Mapping[str, Callable[[], Transport]]:
+def slime_transports() -> Mapping[str, Callable[..., Any]]:  # the contract knows of topologies, which know plugins
     return {"ipc": later("slime.weights.transports:SharedMemoryTransport")}
 
 
