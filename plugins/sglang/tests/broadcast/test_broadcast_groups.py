@@ -152,7 +152,7 @@ def among(store, fault: str, place: int) -> Sources:
 FAULTS = {
     "none": None,
     "dies": r"second, dies",
-    "fails": r"second, fails (gave this version up|could not send its part)",
+    "fails": r"second, fails (gave this version up|could not send its part|broke off)",  # whichever is seen first
     "damages": r"tensor '.*' arrived with digest",
 }
 
