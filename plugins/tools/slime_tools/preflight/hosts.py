@@ -215,7 +215,7 @@ def _devices(topology: Topology, plan: MemoryPlan | None) -> Devices:
 
 def _modules(topology: Topology, backends: Collection[str]) -> Sequence[str]:
     """What the plan needs beside slime's own requirements."""
-    trains = topology.config.train.megatron.get("moe_flex_dispatcher_backend") == "deepep"
+    trains = topology.config.train.megatron.get("moe_token_dispatcher_type") == "flex"
     deepep = ["deep_ep"] if trains or any(uses_deepep(group.sglang) for group in topology.groups) else []
     return deepep + (["mooncake.engine"] if any(name.startswith("mooncake") for name in backends) else [])
 
