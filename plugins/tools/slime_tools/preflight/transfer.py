@@ -138,7 +138,7 @@ class Mover:
 
 
 def _digest(buffer: torch.Tensor) -> str:
-    return hashlib.sha256(buffer.cpu().numpy()).hexdigest()
+    return hashlib.sha256(buffer.cpu().numpy().tobytes()).hexdigest()
 
 
 def meetings(num_from: int, num_to: int) -> list[list[tuple[int, int]]]:
