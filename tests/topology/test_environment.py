@@ -68,6 +68,7 @@ def test_who_loads_deepep_keeps_nccl_out_of_nvshmem():
     """Trainers of DeepSeek-R1 load it beside the engines; those of GLM-5.2 do not."""
     for words, trainers in (
         (["+model=deepseek-r1", "+cluster=h100x128"], "1"),
+        (["+model=deepseek-r1", "+cluster=h100x128", "~train.megatron.moe_flex_dispatcher_backend"], "1"),
         (["+model=glm5.2", "+cluster=h100x256"], None),
     ):
         cfg = examine(words).cfg

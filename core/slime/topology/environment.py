@@ -17,7 +17,7 @@ _OF_DEEPEP = {"NVSHMEM_DISABLE_NCCL": "1"}  # whoever loads deepep loads NVSHMEM
 
 def trainer_environment(cluster: ClusterConfig, megatron: Mapping[str, Any]) -> dict[str, str]:
     """Variables of a trainer rank; the user's `cluster.environment` has the last word."""
-    deepep = _OF_DEEPEP if megatron.get("moe_flex_dispatcher_backend") == "deepep" else {}
+    deepep = _OF_DEEPEP if megatron.get("moe_token_dispatcher_type") == "flex" else {}
     sizes = [megatron.get(f"{kind}_parallel_size") or 1 for kind in ("tensor_model", "context")]
     if cluster.on_gpus and max(sizes) > 1:
         # Kernels run in the order of their launches: Megatron-core begins a collective before the product that it is to

@@ -129,7 +129,7 @@ class MemoryPlan(ModelSizes):
             num_copies=self.num_copies,
             trains_adapters=bool(self.adapters),
             critic_takes_turns=cfg.algo.critic.offload,
-            deepep=self.model.get("moe_flex_dispatcher_backend") == "deepep",
+            deepep=self.model.get("moe_token_dispatcher_type") == "flex",
         )
         ranks = []
         for stage, chunks in enumerate(split_layers(self.model["num_layers"], grid, self.model)):

@@ -44,6 +44,7 @@ from slime_tools.preflight.disk import written
 from slime_tools.preflight.host_checks import Devices, Fault, HostFacts, Wanted, check_host, read_software, sizes
 from slime_tools.preflight.network import Network, measure, slow
 from slime_tools.preflight.reach import unreached
+from slime_tools.preflight.transfer import Transfers, measure_transfers
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -100,22 +101,51 @@ def preflight(topology: Topology, run: RunDir) -> dict[str, HostFacts]:
         if len(slots.nodes) == 1 or complaint(found):
             return found
         with_experts = has_experts(topology.config.model, plugins.load())
-        return _with_network(found, measure(topology, slots, names, with_experts=with_experts))
+        network = measure(topology, slots, names, with_experts=with_experts)
+        found = _with_network(found, network)
+        if network.faults or not any(name.startswith("mooncake") for name in _backends(topology)):
+            return found
+        return with_transfers(found, measure_transfers(topology, slots, names))
 
 
 def _with_network(found: Mapping[str, HostFacts], network: Network) -> dict[str, HostFacts]:
     """What was found on each host, and how it exchanges data with the others."""
-    notes = slow(network.rates)
-    seen = dict(found)
-    for host, fault in network.faults.items():
-        seen[host] = replace(seen[host], faults=[*seen[host].faults, fault])
+    facts = {}
     for host, rate in network.rates.items():
-        facts = {"network": f"{human_bytes(rate)}/s with another host, {human_bytes(network.collective)}/s with all"}
+        facts[host] = {
+            "network": f"{human_bytes(rate)}/s with another host, {human_bytes(network.collective)}/s with all"
+        }
         if network.experts:
-            facts["experts"] = f"{human_bytes(network.experts)}/s through Megatron-core's dispatcher of tokens"
-        slower = [notes[host]] if host in notes else []
-        seen[host] = replace(seen[host], facts={**seen[host].facts, **facts}, notes=[*seen[host].notes, *slower])
-    return seen
+            facts[host]["experts"] = f"{human_bytes(network.experts)}/s through Megatron-core's dispatcher of tokens"
+    return _with(found, facts, slow(network.rates), network.faults)
+
+
+def with_transfers(found: Mapping[str, HostFacts], transfers: Transfers) -> dict[str, HostFacts]:
+    """What was found on each host, and how KV caches get from it to others."""
+    return _with(found, {host: transfers.facts(host) for host in found}, transfers.slow(), transfers.faults)
+
+
+def _with(
+    found: Mapping[str, HostFacts],
+    facts: Mapping[str, Mapping[str, str]],
+    notes: Mapping[str, str],
+    faults: Mapping[str, Fault],
+) -> dict[str, HostFacts]:
+    """What was found on each host, and more of it."""
+    return {
+        host: replace(
+            seen,
+            facts={**seen.facts, **facts.get(host, {})},
+            notes=[*seen.notes, *([notes[host]] if host in notes else [])],
+            faults=[*seen.faults, *([faults[host]] if host in faults else [])],
+        )
+        for host, seen in found.items()
+    }
+
+
+def _backends(topology: Topology) -> set[str]:
+    """What moves KV caches; nothing without prefill and decode engines."""
+    return {transfer_backend(group) for group in topology.groups if group.role is not Role.regular}
 
 
 def look(wanted: Wanted, nodes: Collection[str], names: Mapping[str, str]) -> dict[str, HostFacts]:
@@ -164,8 +194,11 @@ def _clock(clock: float, since: float, until: float) -> Iterator[Fault]:
 
 def read_wanted(topology: Topology, run: RunDir, *, writes: bool = True) -> Wanted:
     cfg, cluster = topology.config, topology.cluster
-    backends = {transfer_backend(group) for group in topology.groups if group.role is not Role.regular}
-    installed, hf = plugins.load(), read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+    backends, installed, hf = (
+        _backends(topology),
+        plugins.load(),
+        read_hf_config(config_folder(cfg.model), cfg.model.num_layers),
+    )
     estimate = estimate_memory(topology, installed.models.create(cfg.model.family), hf, installed)
     plan = estimate.plan if isinstance(estimate, GpuMemory) else None
     to_write = _disk(run, plan) if plan and writes else 0.0
@@ -215,7 +248,7 @@ def _devices(topology: Topology, plan: MemoryPlan | None) -> Devices:
 
 def _modules(topology: Topology, backends: Collection[str]) -> Sequence[str]:
     """What the plan needs beside slime's own requirements."""
-    trains = topology.config.train.megatron.get("moe_flex_dispatcher_backend") == "deepep"
+    trains = topology.config.train.megatron.get("moe_token_dispatcher_type") == "flex"
     deepep = ["deep_ep"] if trains or any(uses_deepep(group.sglang) for group in topology.groups) else []
     return deepep + (["mooncake.engine"] if any(name.startswith("mooncake") for name in backends) else [])
 

@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from slime.cluster.placement import Slot, Slots
+from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.net import join_store, serve_store
 from slime.topology.environment import trainer_environment
@@ -26,6 +27,7 @@ MOST_ROUNDS = 9
 WAY_OUT = "See cluster.socket_interface, and NCCL_IB_HCA in cluster.environment (docs/large-recipes.md)."
 SLOW = 0.5
 """A host is named whose exchanges reach less than this share of the median host's."""
+K = TypeVar("K")
 
 
 class Peer:
@@ -107,11 +109,11 @@ def rounds(num_hosts: int) -> list[list[int | None]]:
     return found
 
 
-def slow(rates: Mapping[str, float]) -> dict[str, str]:
+def slow(rates: Mapping[str, float], carries: str = "its network carries", todo: str = WAY_OUT) -> dict[str, str]:
     """A note for each host that is far slower than the median one, by bytes a second of each."""
-    median = statistics.median(rates.values())
+    median = statistics.median([*rates.values()] or [0.0])
     return {
-        host: f"its network carries {human_bytes(rate)} a second, the median host's {human_bytes(median)}. {WAY_OUT}"
+        host: f"{carries} {human_bytes(rate)} a second, the median host's {human_bytes(median)}. {todo}"
         for host, rate in rates.items()
         if rate < SLOW * median
     }
@@ -156,14 +158,14 @@ def measure(topology: Topology, slots: Slots, names: Mapping[str, str], *, with_
     }
     first, plan = next(iter(peers)), rounds(len(peers))[:MOST_ROUNDS]
     try:
-        where = _all({first: peers[first].serve.remote()})[first]
-        joined = _all(
+        where = answers_of({first: peers[first].serve.remote()})[first]
+        joined = answers_of(
             {host: peer.join.remote(rank, len(peers), where) for rank, (host, peer) in enumerate(peers.items())}
         )
         partners = {host: [of_round[rank] for of_round in plan] for rank, host in enumerate(peers)}
-        rates = _all({host: peer.exchange.remote(partners[host]) for host, peer in peers.items()})
-        dispatched = _all({host: peer.dispatch.remote() for host, peer in peers.items()}) if with_experts else {}
-    except _Failed as failed:
+        rates = answers_of({host: peer.exchange.remote(partners[host]) for host, peer in peers.items()})
+        dispatched = answers_of({host: peer.dispatch.remote() for host, peer in peers.items()}) if with_experts else {}
+    except FailedError as failed:
         return Network({}, 0.0, faults=failed.faults)
     finally:
         for peer in peers.values():
@@ -172,26 +174,40 @@ def measure(topology: Topology, slots: Slots, names: Mapping[str, str], *, with_
     return Network(medians, min(joined.values()), min(dispatched.values(), default=None))
 
 
-class _Failed(Exception):
-    def __init__(self, faults: Mapping[str, Fault]) -> None:
+class FailedError(Exception):
+    """Some of those that were asked have no answer."""
+
+    def __init__(self, faults: Mapping[Any, Fault]) -> None:
         super().__init__()
         self.faults = faults
 
 
-def _all(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers of all hosts, by name."""
+def answers_of(
+    asked: Mapping[K, Any], what: str = "exchange data with the others", todo: str = WAY_OUT
+) -> dict[K, Any]:
+    """Answers of all, by what they are asked under.
+
+    Args:
+        what: they are asked to do.
+        todo: where one does not do it.
+
+    Raises:
+        FailedError: with the fault of each that has none.
+    """
     import ray
 
     ray.wait(list(asked.values()), num_returns=len(asked), timeout=LIMIT_S)
     found, faults = {}, {}
-    for host, answer in asked.items():
+    for name, answer in asked.items():
         try:
-            found[host] = ray.get(answer, timeout=0)
+            found[name] = ray.get(answer, timeout=0)
+        except SlimeError as problem:  # of what was asked; Ray's own errors are below
+            faults[name] = Fault(problem.what, problem.todo)
         except ray.exceptions.GetTimeoutError:
-            faults[host] = Fault(f"it did not exchange data with the others within {LIMIT_S:g} s", WAY_OUT)
+            faults[name] = Fault(f"it did not {what} within {LIMIT_S:g} s", todo)
         except ray.exceptions.RayError as error:
             why = str(error).strip().splitlines()[-1]
-            faults[host] = Fault(f"it could not exchange data with the others: {why}", WAY_OUT)
+            faults[name] = Fault(f"it could not {what}: {why}", todo)
     if faults:
-        raise _Failed(faults)
+        raise FailedError(faults)
     return found

@@ -31,7 +31,7 @@ from slime_tools.preflight.host_checks import (
     digest_of,
     plugin_faults,
 )
-from slime_tools.preflight.hosts import _clock, complaint, notes, read_wanted
+from slime_tools.preflight.hosts import _backends, _clock, _modules, complaint, notes, read_wanted
 
 SMI = """\
 0, GPU-5f0c1b7e-0a3e-7d6b-2f47-0f5a4f3f2a11, 143771, 0, NVIDIA H200
@@ -245,6 +245,22 @@ def test_the_clock_is_compared_with_the_time_of_the_question() -> None:
     assert [fault.what for fault in _clock(1000.0, since=900.0, until=960.0)] == [
         "its clock is 40 s ahead of the driver's"
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "modules"),
+    [
+        (["+model=glm4.5", "+cluster=h100x64"], ["deep_ep"]),
+        (["+model=glm4.5", "+cluster=h100x64", "~train.megatron.moe_flex_dispatcher_backend"], ["deep_ep"]),
+        (["+model=glm5.2", "+cluster=h100x256"], ["deep_ep", "mooncake.engine"]),
+        (["+model=glm4-tiny", "+cluster=local-pd"], ["mooncake.engine"]),
+        (["+model=glm4-tiny", "+cluster=local"], []),
+    ],
+)
+def test_modules_that_dispatchers_and_pairs_need_are_asked_for(words: list[str], modules: list[str]) -> None:
+    """Megatron-core's own backend of `flex` is DeepEP."""
+    topology = read_topology(examine(words).cfg)
+    assert _modules(topology, _backends(topology)) == modules
 
 
 def test_what_a_run_needs_follows_from_its_plan(tmp_path: Path) -> None:
