@@ -1,9 +1,10 @@
 """Log-probs of sampled tokens, engine against trainer, with `model.batch_invariant` and without: gap and seconds.
 
     python benchmarks/aligned.py                       # GLM-4-9B's widths, 4 layers of random weights, one GPU, 150 s
+    python benchmarks/aligned.py --experts --layers 2  # GLM-4.5-Air's, of which the first layer is dense
     python benchmarks/aligned.py FOLDER                # and the real model in FOLDER
     python benchmarks/aligned.py --device cpu --tiny   # a small GLM-4 in fp32
-    python benchmarks/aligned.py --device cpu --tiny --bf16
+    python benchmarks/aligned.py --device cpu --tiny --bf16 --experts
 
 One engine and one trainer a row, in the same precision; `tests/invariant.py` says what is asked and scored. The gap is
 that of the sampled tokens, in nats: mean, largest, and the share of tokens that are not equal to the bit. Seconds are
@@ -38,14 +39,17 @@ from tests.invariant import NUM_MEASURED, Row, Sizes, measured  # noqa: E402
 from tests.on_gpu import setup  # noqa: E402
 
 ASSETS = ROOT / "plugins/models/glm4/slime_plugin_glm4/assets"
+RANDOM = {False: {False: "GLM-4-9B-0414", True: "glm4-tiny"}, True: {False: "GLM-4.5-Air", True: "glm4-moe-tiny"}}
+"""Models that get random weights, by whether they have experts and are tiny."""
 REAL = Sizes(64, (40, 300, 700, 1000), 256)
 SMALL = Sizes(8, (5, 20, 70), 24)
 
 
 def cut(options: argparse.Namespace, scratch: Path) -> Path:
     """A folder with config.json of a model that has no weights yet."""
-    name = "glm4-tiny" if options.tiny else "GLM-4-9B-0414"
+    name = RANDOM[options.experts][options.tiny]
     hf = read_hf_config(str(ASSETS / name)) | ({} if options.tiny else {"num_hidden_layers": options.layers})
+    hf |= {"num_nextn_predict_layers": 0} if options.experts else {}  # engines have no place for what drafts
     (scratch / name).mkdir()
     (scratch / name / "config.json").write_text(json.dumps(hf))
     return scratch / name
@@ -79,7 +83,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--bf16", action="store_true", help="on a CPU")
-    parser.add_argument("--layers", type=int, default=4, help="of the cut of GLM-4-9B")
+    parser.add_argument("--layers", type=int, default=4, help="of the cut")
+    parser.add_argument("--experts", action="store_true", help="a mixture of experts has the random weights")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="of SGLang's ServerArgs")
     options = parser.parse_args()
     sizes, begin = SMALL if options.tiny else REAL, time.perf_counter()

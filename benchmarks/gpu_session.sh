@@ -11,7 +11,7 @@
 # tests      1       200     every test marked gpu
 # generation 1       150     the engine's log-probs against the trainer's: every family, at its real head sizes
 # fp32-head  1       600     logits in fp32 and not, at the widths of GLM-4-9B, GLM-4.5-Air and GLM-4.7-Flash: gap, time, memory
-# aligned    1       200     log-probs with batch-invariant operators and without: gap, seconds; MODEL=a folder measures it too
+# aligned    1       500     log-probs with batch-invariant operators and without: gap, seconds; MODEL=a folder measures it too
 # fp8        1       400     quantising beside a copy; engines in FP8 against trainers, with deep_gemm and with triton; a run
 # glm5, v32  1       460     the laptop run with sparse attention, to its reward (engine with FlashAttention-3)
 # offload    1        60     GB/s off the GPU and back, what stays there
@@ -104,7 +104,8 @@ for part in "${parts[@]}"; do
       done ;;
     aligned)
       pytest aligned-kernels 100 plugins/libraries/batch-invariant/tests
-      run aligned 200 python3 benchmarks/aligned.py ${MODEL:+"$MODEL"} ;;
+      run aligned 200 python3 benchmarks/aligned.py ${MODEL:+"$MODEL"}
+      run aligned-experts 300 python3 benchmarks/aligned.py --experts --layers 2 ;;
     fp8)
       run fp8 60 python3 benchmarks/fp8.py
       for runner in deep_gemm triton; do

@@ -86,8 +86,8 @@ class ModelConfig:
     """Logits in fp32, in trainers and engines alike, which the model's precision would round: less difference between
     their log-probs, for time and memory (docs/troubleshooting.md)."""
     batch_invariant: bool = key(False, known_as="true_on_policy_mode")
-    """Engines and trainers of a dense model compute by the same batch-invariant operators: their log-probs of a token
-    are equal, for time (docs/batch-invariant.md)."""
+    """Engines and trainers compute by the same batch-invariant operators: their log-probs of a token are equal, for
+    time. Of dense models and of mixtures of experts with ordinary attention (docs/batch-invariant.md)."""
 
 
 @dataclass

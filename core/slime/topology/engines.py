@@ -158,6 +158,7 @@ def invariant_fields(cluster: ClusterConfig, megatron: Mapping[str, Any]) -> dic
     fields = {"enable_deterministic_inference": True, "dtype": "bfloat16" if bf16 else "float32"}
     if not cluster.on_gpus:
         return fields | {"attention_backend": "torch_native"}
+    fields |= {"moe_runner_backend": "triton", "disable_shared_experts_fusion": True}  # weights lie as they are read
     return fields | {"attention_backend": "triton", "cuda_graph_backend_prefill": "disabled"}
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 _ROWS, _COLUMNS, _GROUP = 128, 128, 8
 """Of the part of a product that a program makes, and rows of parts that are made one after the other."""
 _QUERIES, _KEYS = 64, 64
+_EXPERT_ROWS = 64
+"""Of an expert in a program: tokens that are decoded give each expert few."""
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -37,6 +39,41 @@ def product(left: Tensor, right: Tensor) -> Tensor:
         INNER=32 if wide else 64,
         GROUP=_GROUP,
         num_warps=8,
+        num_stages=2 if wide else 3,
+    )
+    return out
+
+
+def product_by_expert(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """[r, n]: rows [r, k] times the matrix of each row's expert, of matrices [e, k, n]. As `product`; the host does not
+    wait, and as many programs start as the rows could need.
+
+    Args:
+        ends: [e] where the rows of each expert end, of which those of the first come first.
+    """
+    (num_rows, inner), (num_experts, _, columns) = rows.shape, matrices.shape
+    out = torch.empty(num_rows, columns, dtype=rows.dtype, device=rows.device)
+    if not num_rows:
+        return out
+    parts = (ends.diff(prepend=ends.new_zeros(1)) + _EXPERT_ROWS - 1) // _EXPERT_ROWS
+    most_parts = min(num_rows, num_rows // _EXPERT_ROWS + num_experts)
+    wide = rows.dtype == torch.float32
+    _product_by_expert[(triton.cdiv(columns, _COLUMNS), most_parts)](
+        rows,
+        matrices,
+        out,
+        ends.to(torch.int32),
+        parts.cumsum(0).to(torch.int32),
+        columns,
+        inner,
+        *rows.stride(),
+        *matrices.stride(),
+        EXPERTS=num_experts,
+        BLOCK=triton.next_power_of_2(num_experts),
+        ROWS=_EXPERT_ROWS,
+        COLUMNS=_COLUMNS,
+        INNER=32 if wide else 64,
+        num_warps=4,
         num_stages=2 if wide else 3,
     )
     return out
@@ -131,6 +168,53 @@ def _product(  # type: ignore[no-untyped-def]
     place = out + row.to(tl.int64)[:, None] * num_columns + column[None, :]
     inside = (row[:, None] < num_rows) & (column[None, :] < num_columns)
     tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product_by_expert(  # type: ignore[no-untyped-def]
+    rows,
+    matrices,
+    out,
+    row_ends,
+    part_ends,
+    num_columns,
+    num_inner,
+    rows_row,
+    rows_inner,
+    matrix,
+    matrix_inner,
+    matrix_column,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    part, number = tl.program_id(1), tl.arange(0, BLOCK)
+    ends_of_parts = tl.load(part_ends + number, mask=number < EXPERTS, other=2147483647)
+    expert = tl.sum((ends_of_parts <= part).to(tl.int32), axis=0)
+    if expert >= EXPERTS:
+        return
+    first_part = tl.load(part_ends + expert - 1, mask=expert > 0, other=0)
+    begin = tl.load(row_ends + expert - 1, mask=expert > 0, other=0) + (part - first_part) * ROWS
+    row = begin + tl.arange(0, ROWS)
+    is_row = row < tl.load(row_ends + expert)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < num_columns
+    inner = tl.arange(0, INNER)
+    lefts = rows + row.to(tl.int64)[:, None] * rows_row + inner[None, :] * rows_inner
+    rights = matrices + expert.to(tl.int64) * matrix
+    rights += inner[:, None] * matrix_inner + column.to(tl.int64)[None, :] * matrix_column
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, num_inner, INNER):
+        is_inner = inner < num_inner - start
+        a = tl.load(lefts, mask=is_row[:, None] & is_inner[None, :], other=0.0)
+        b = tl.load(rights, mask=is_inner[:, None] & is_column[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+        lefts += INNER * rows_inner
+        rights += INNER * matrix_inner
+    place = out + row.to(tl.int64)[:, None] * num_columns + column[None, :]
+    tl.store(place, total.to(out.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -26,10 +26,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale * weight.float()).to(x.dtype)
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020) of [gate | up] [..., 2f] -> [..., f], in fp32 and rounded once."""
+def swiglu(gate_up: Tensor, weights: Tensor | None = None) -> Tensor:
+    """silu(gate) * up (Shazeer 2020) of [gate | up] [..., 2f] -> [..., f], times the weight of each row [n], if given;
+    in fp32 and rounded once."""
     gate, up = (half.float() for half in gate_up.chunk(2, dim=-1))
-    return (gate / (1 + torch.exp(-gate)) * up).to(gate_up.dtype)
+    found = gate / (1 + torch.exp(-gate)) * up
+    return (found if weights is None else found * weights[:, None]).to(gate_up.dtype)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:

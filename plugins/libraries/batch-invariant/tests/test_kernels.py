@@ -37,6 +37,26 @@ def test_products(device, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_products_by_expert(device, dtype):
+    """Of experts with many rows, with none, with one, and with rows of two parts."""
+    if dtype == torch.bfloat16 and device.type == "cpu":
+        return
+    sizes = [70, 0, 1, 64, 0, 5]
+    ends = torch.tensor(sizes).cumsum(0).to(device)
+    rows = torch.randn(sum(sizes), 200, device=device).to(dtype)
+    matrices = torch.randn(len(sizes), 150, 200, device=device).to(dtype).transpose(1, 2)
+    found = kernels.product_by_expert(rows, matrices, ends)
+    for part, of_part, matrix in zip(rows.split(sizes), found.split(sizes), matrices, strict=True):
+        wanted = part.double() @ matrix.double()
+        torch.testing.assert_close(of_part.double(), wanted, rtol=DTYPES[dtype], atol=2e-4)
+    alone = torch.tensor([0, 0, 1, 2, 2, 7], device=device)
+    few = torch.cat([rows[70:72], rows[135:140]])
+    same(kernels.product_by_expert(few, matrices.contiguous(), alone), torch.cat([found[70:72], found[135:140]]))
+    assert kernels.product_by_expert(rows[:0], matrices, 0 * ends).shape == (0, 150)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_norms(device, dtype):
     x, weight = torch.randn(9, 3, 48, device=device).to(dtype), torch.randn(48, device=device).to(dtype)
     found = kernels.rms_norm(x, weight, 1e-5)

@@ -8,6 +8,7 @@ Shape letters: s tokens of a rank's sequence shard, e experts, h hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from megatron.core import tensor_parallel
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from torch import Tensor
 
+from batch_invariant import experts as invariant
+from batch_invariant.passes import instead, is_on
 from slime_megatron.mixture_of_experts.exchange import Exchange, OnHost
 from slime_megatron.mixture_of_experts.grouped import GroupedExperts, Groups
 from slime_megatron.mixture_of_experts.rows import Order, chosen, collect, spread
@@ -56,7 +59,13 @@ class PackedMoELayer(MoELayer):  # type: ignore[misc]
 
 
 class ExpertLayer(PackedMoELayer):
-    """Megatron-core's modules and parameters. No expert is cut (`expert_tensor_parallel_size` is 1)."""
+    """Megatron-core's modules and parameters. No expert is cut (`expert_tensor_parallel_size` is 1).
+
+    Attributes:
+        batch_invariant: in a `batch_invariant.passes.forward_pass` its values are of that library's operators.
+    """
+
+    batch_invariant = True
 
     def _mixed(self, hidden_states: Tensor, padding_mask: Tensor | None) -> Tensor:
         mask = None if padding_mask is None else padding_mask.transpose(0, 1).bool()
@@ -74,7 +83,7 @@ class ExpertLayer(PackedMoELayer):
             result = self._of_experts(rows, weights, Groups(counts, on_host))
         else:
             result, shared = self._exchanged(hidden_states, rows, weights, counts, on_host)
-        mixed = collect(result, order).view_as(hidden_states)
+        mixed = self._collected(result, order).view_as(hidden_states)
         return mixed if shared is None else mixed + shared
 
     def _counts(self, routing_map: Tensor) -> Tensor:
@@ -107,5 +116,26 @@ class ExpertLayer(PackedMoELayer):
 
     def _of_experts(self, rows: Tensor, weights: Tensor, groups: Groups) -> Tensor:
         grouped = isinstance(self.experts, GroupedExperts)
-        result: Tensor = self.experts(rows, groups if grouped else groups.sizes, weights)[0]
-        return result
+
+        def ordinary(rows: Tensor, weights: Tensor) -> Tensor:
+            result: Tensor = self.experts(rows, groups if grouped else groups.sizes, weights)[0]
+            return result
+
+        def ours(rows: Tensor, weights: Tensor) -> Tensor:
+            return invariant.expert_rows(rows, weights, groups.ends, *matrices(self.experts))
+
+        return instead(ordinary, ours, rows, weights) if is_on() else ordinary(rows, weights)
+
+    def _collected(self, rows: Tensor, order: Order) -> Tensor:
+        if not is_on():
+            return collect(rows, order)
+        return instead(lambda rows: collect(rows, order), lambda rows: invariant.sums(rows, order.rows), rows)
+
+
+def matrices(experts: Any) -> tuple[Sequence[Tensor] | Tensor, Sequence[Tensor] | Tensor]:
+    """By which experts multiply rows: of each [h, 2f], the gate first, and [f, h]."""
+    if isinstance(experts, GroupedExperts):
+        first, second = (getattr(experts, name).view(experts.shape_of(name)) for name in ("weight1", "weight2"))
+        return first, second
+    layers = experts.local_experts
+    return [each.linear_fc1.weight.t() for each in layers], [each.linear_fc2.weight.t() for each in layers]

@@ -12,9 +12,12 @@ from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from batch_invariant import experts
+from batch_invariant.passes import instead, is_on
 from slime_megatron.mixture_of_experts import LOAD_BALANCING_LOSS, Z_LOSS
 from slime_megatron.mixture_of_experts.replay import DIFFERS, REPLAYED, ROUTED_EXPERTS, RoutedExperts
-from slime_megatron.mixture_of_experts.routes import Routes
+from slime_megatron.mixture_of_experts.routes import Own, Routes
+from slime_megatron.mixture_of_experts.rows import chosen
 from slime_megatron.train.model.layer_losses import add_layer_loss
 from slime_megatron.train.model.packed.sequences import PackedSequences, TakesPrefixes
 
@@ -74,18 +77,39 @@ class Router(TopKRouter, TakesPrefixes):  # type: ignore[misc]
 
     def routing(self, logits: Tensor, padding_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """logits [..., e] -> probabilities and map of the chosen experts, both [t, e]."""
-        if (routes := self.given.routes) is None:
-            chosen: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
-            return chosen
-        before, self.router_replay = self.router_replay, routes
+        if not is_on():
+            return self._replayed(logits, padding_mask, self.given.routes)
+        of_tokens, how = logits.detach().view(-1, self.num_experts), self.invariant_routing()
+        own = Own(experts.choose(of_tokens, how, self.expert_bias), self.given.routes)
+        ordinary, routing_map = self._replayed(logits, padding_mask, own)
+        of_experts = chosen(routing_map, self.topk)
+
+        def ours(_: Tensor) -> Tensor:
+            weights = experts.weigh(of_tokens, of_experts, how)
+            return torch.zeros_like(ordinary).scatter(1, of_experts, weights)
+
+        return instead(lambda ordinary: ordinary, ours, ordinary), routing_map
+
+    def invariant_routing(self) -> experts.Routing:
+        """How experts are weighed where `model.batch_invariant` is set: as the config says."""
+        config, sigmoid = self.config, self.score_function == "sigmoid"
+        normalised = self.topk > 1 if sigmoid else not config.moe_router_pre_softmax
+        return experts.Routing(self.topk, sigmoid, normalised, config.moe_router_topk_scaling_factor or 1.0)
+
+    def _replayed(
+        self, logits: Tensor, padding_mask: Tensor | None, replay: Routes | Own | None
+    ) -> tuple[Tensor, Tensor]:
+        """Upstream's routing, which asks `replay` for its top-k."""
+        before, self.router_replay = self.router_replay, replay
         try:
-            chosen = super().routing(logits, padding_mask)
+            found: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
         finally:
             self.router_replay = before
-        if self.training and torch.is_grad_enabled():  # once, also if it is computed again
+        routes = self.given.routes
+        if routes is not None and self.training and torch.is_grad_enabled():  # once, also if it is computed again
             for name, number in ((REPLAYED, routes.num_replayed), (DIFFERS, routes.num_different)):
                 add_layer_loss(name, number / self.given.num_step_tokens, self.config, self.layer_number)
-        return chosen
+        return found
 
     def _apply_aux_loss(
         self, probs: Tensor, scores_for_aux_loss: Tensor, routing_map: Tensor, with_padding_mask: bool = False

@@ -55,3 +55,26 @@ class Routes:
             1, self._experts, torch.ones_like(self._experts, dtype=routing_map.dtype)
         )
         return torch.where(self._is_known, sent, routing_map)
+
+
+class Own:
+    """The router's own choice, made before (`batch_invariant.experts.choose`), where Megatron-core's router asks for
+    its top-k; where there are `routes`, they are the answer.
+
+    Args:
+        experts: [t, k].
+    """
+
+    def __init__(self, experts: Tensor, routes: Routes | None) -> None:
+        self._experts, self._routes = experts, routes
+
+    def get_replay_topk(
+        self, scores: Tensor, topk: int, num_groups: int | None, group_topk: int | None, live: object
+    ) -> tuple[Tensor, Tensor]:
+        """As `Routes.get_replay_topk`, without the use of `live`."""
+        if self._routes is not None:
+            return self._routes.get_replay_topk(scores, topk, num_groups, group_topk, self._own)
+        return self._own(scores)
+
+    def _own(self, scores: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        return scores.gather(1, self._experts), self._experts

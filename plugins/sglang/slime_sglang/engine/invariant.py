@@ -15,12 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batch_invariant import rows
+from batch_invariant import experts, rows
 from batch_invariant.attention import attention
-from batch_invariant.products import replace_products
+from batch_invariant.products import product, replace_products
+from slime.errors import SlimeError
 
 WANTED = "SLIME_BATCH_INVARIANT"
 """Variable of the engines that are to be so."""
+MIXTURES = ("glm4_moe.Glm4MoeSparseMoeBlock", "qwen3_moe.Qwen3MoeSparseMoeBlock")
+"""SGLang's mixtures of experts that are a router (`gate`, `topk`), `experts` and, if any, `shared_experts` whose result
+is added."""
 _LAYERS, _BACKENDS = "sglang.srt.layers", "sglang.srt.layers.attention"
 
 
@@ -36,6 +40,9 @@ def install() -> None:
     HookRegistry.register(f"{_LAYERS}.activation.SiluAndMul.forward", activation, HookType.REPLACE)
     HookRegistry.register(f"{_LAYERS}.rotary_embedding.base.RotaryEmbedding.forward", turn, HookType.REPLACE)
     HookRegistry.register(f"{_LAYERS}.sampler.Sampler.forward", draw, HookType.AROUND)
+    for name in MIXTURES:
+        HookRegistry.register(f"sglang.srt.models.{name}.forward", mixture, HookType.REPLACE)
+    HookRegistry.register(f"{_LAYERS}.moe.topk.TopK.forward", refuse, HookType.REPLACE)
     if torch.cuda.is_available():
         enable = "sglang.srt.batch_invariant_ops.enable_batch_invariant_mode"
         HookRegistry.register(enable, replace_products_on_gpu, HookType.REPLACE)
@@ -77,6 +84,30 @@ def turn(
         for heads in (query, key)
     ]
     return turned[0], turned[1]
+
+
+def mixture(block: Any, hidden: Tensor, _: Any = None) -> Tensor:
+    """Instead of a whole mixture of experts [tokens, hidden size]: SGLang's rounds logits and scales in other places by
+    family and device."""
+    from sglang.srt.layers.moe.topk import capture_routed_experts_if_allowed
+
+    config, layer = block.topk.topk_config, block.experts
+    assert config.num_fused_shared_experts == 0
+    sigmoid = config.correction_bias is not None
+    how = experts.Routing(config.top_k, sigmoid, config.renormalize, config.routed_scaling_factor or 1.0)
+    logits = product(hidden.float(), block.gate.weight.float().t())
+    chosen = experts.choose(logits, how, config.correction_bias)
+    capture_routed_experts_if_allowed(config, block.topk.layer_id, chosen.int())
+    weights = experts.weigh(logits, chosen, how)
+    found = experts.mixture(hidden, chosen, weights, layer.w13_weight.transpose(1, 2), layer.w2_weight.transpose(1, 2))
+    shared = getattr(block, "shared_experts", None)
+    return found if shared is None else found + shared(hidden)
+
+
+def refuse(router: Any, *_: Any, **__: Any) -> None:
+    """Instead of the router of any other mixture of experts, which nobody has compared with the trainer's."""
+    what = "does not hold for this model: its engine's mixture of experts is none of those that are known"
+    raise SlimeError(what, where="model.batch_invariant", todo="Set it to false.")
 
 
 def draw(

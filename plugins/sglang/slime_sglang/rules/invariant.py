@@ -15,17 +15,19 @@ from slime_sglang.rules.asked import Asked
 KEY = "model.batch_invariant"
 OFF = "Set it to false."
 _MODELS = {
-    "num_moe_experts": "a mixture of experts, whose experts take other numbers of tokens on either side",
     "multi_latent_attention": "latent attention, which engines compute in another form than trainers",
     "dsa_indexer_topk": "sparse attention, whose keys each side chooses by its own scores",
-    "mtp_num_layers": "a layer that predicts further tokens",
+    "moe_router_num_groups": "experts that are chosen by groups",
+    "moe_shared_expert_gate": "shared experts with a gate",
     "window_size": "attention to a window",
     "layernorm_zero_centered_gamma": "norms around 1",
 }
 """By Megatron-core's keyword, what a model has by it that the shared operators are not for."""
-_ALONE = {"normalization": "RMSNorm", "activation_func": "silu"}
+_ALONE = {"normalization": "RMSNorm", "activation_func": "silu", "moe_router_dtype": "fp32"}
 """The only ones that the shared operators know."""
-_CUTS = ("tensor_model_parallel_size", "context_parallel_size")
+_CUTS = ("tensor_model_parallel_size", "context_parallel_size", "expert_tensor_parallel_size")
+_ENGINE = {"kv_cache_dtype": "auto", "quantization": None, "speculative_algorithm": None, "ep_num_redundant_experts": 0}
+"""SGLang's fields that stay at their defaults."""
 
 
 def invariant_problems(topology: Topology, model: Mapping[str, Any]) -> Iterator[SlimeError]:
@@ -49,8 +51,7 @@ def invariant_problems(topology: Topology, model: Mapping[str, Any]) -> Iterator
             what = f"makes {group.devices_per_engine} ranks, which sum in parts; {KEY} is for one"
             todo = "Set devices_per_engine to 1, without tp_size."
             yield SlimeError(what, where=f"rollout.engines.{group.name}.devices_per_engine", todo=todo)
-        fixed = {**invariant_fields(cfg.cluster, cfg.train.megatron), "kv_cache_dtype": "auto", "quantization": None}
-        for key, value in fixed.items():
+        for key, value in {**invariant_fields(cfg.cluster, cfg.train.megatron), **_ENGINE}.items():
             if group.sglang.get(key, value) != value:
                 yield asked.problem(key, f"is {group.sglang[key]}, and {KEY} needs {value}", "Remove it.")
 

@@ -27,7 +27,8 @@ def check_layers(model: torch.nn.Module) -> None:
     """
     for layer in model.modules():
         core = getattr(layer, "core_attention", layer)
-        unknown = isinstance(layer, MoELayer) or (isinstance(layer, Attention) and _name(core) != "PackedAttention")
+        unknown = isinstance(layer, Attention) and _name(core) != "PackedAttention"
+        unknown |= isinstance(layer, MoELayer) and not getattr(layer, "batch_invariant", False)
         if unknown or getattr(layer, "zero_centered", False):
             what = f"does not hold for {_name(core)}, which computes otherwise than engines do"
             todo = "Set it to false; where it is Transformer Engine's, remove that package instead."
