@@ -1,6 +1,5 @@
 """The lines of recipes that are commented because the evidence for them is the papers' and not ours: IcePop, and
-replay of routing. Whoever takes the mark away gets a run that composes, or is told in one line why this layout has
-none."""
+replay of routing. Whoever takes the mark away gets a run that composes."""
 
 from __future__ import annotations
 
@@ -23,9 +22,7 @@ LINE = re.compile(r"^( *)# ((?:algo: \{importance|importance: |routing_replay: )
 ICEPOP, REPLAY = "importance: mask", "routing_replay: true"
 BESIDE = re.compile(r"needs (\S+=\S+)|with (importance_high): (\S+)")
 """What such a line says is to be set with it."""
-REFUSED = "; not with "
 COMMENTED = [(name, line) for name, text in FILES.items() for _, line in LINE.findall(text)]
-NEITHER_IN_PAIRS = "train.routing_replay: prefill and decode engines do not return what prefill engines chose"
 
 
 def tried(site: Site, name: str, chosen: str) -> Composed:
@@ -57,16 +54,9 @@ def test_icepop_composes_and_plans(site: Site, name: str) -> None:
     assert re.search(r"^importance +all tokens, .* masked outside \[0\.5, 5\]$", planned, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", [name for name, line in COMMENTED if REPLAY in line and REFUSED not in line])
+@pytest.mark.parametrize("name", [name for name, line in COMMENTED if REPLAY in line])
 def test_replay_composes_and_plans(site: Site, name: str) -> None:
     composed = tried(site, name, REPLAY)
     assert composed.problems == []
     assert composed.cfg.train.routing_replay
     assert re.search(r"^replay +routed_experts: .* bytes a token", report(composed, load()), re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", [name for name, line in COMMENTED if REPLAY in line and REFUSED in line])
-def test_where_the_line_says_not_with_a_layout_that_layout_is_refused(site: Site, name: str) -> None:
-    problems = [str(problem) for problem in tried(site, name, REPLAY).problems]
-    assert any(problem.startswith(NEITHER_IN_PAIRS) for problem in problems), problems
-    assert all(problem.startswith("train.routing_replay: ") for problem in problems)

@@ -125,6 +125,6 @@ class RoutedExperts:
         if self.topk < 2:
             yield "one expert a token cannot be told from none that was recorded"
         if sglang.get("speculative_algorithm"):
-            yield "SGLang has no room for what drafted tokens choose (rollout.sglang.speculative_algorithm)"
+            yield "SGLang may lose or misplace what drafted tokens choose (rollout.sglang.speculative_algorithm)"
         if sglang.get("enable_hierarchical_cache"):
             yield "what comes back from host memory has lost its experts (rollout.sglang.enable_hierarchical_cache)"

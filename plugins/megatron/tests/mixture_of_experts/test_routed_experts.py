@@ -9,12 +9,13 @@ import pytest
 
 from slime import driver_state
 from slime.compose.compose import compose
-from slime.config.schema import LossMean
+from slime.config.schema import LossMean, Role
 from slime.errors import SlimeError
 from slime.reward.judge import lean
 from slime.sampling.buffer import group_of, state_of
 from slime.sampling.samples import missing_shares
 from slime.segments import Rows, Segment, WeightSpan
+from slime.topology.topology import read_topology
 from slime.train.packing import pack
 from slime.types import Group, Prompt, Sample, TrainSample
 from slime_megatron.mixture_of_experts.replay import ROUTED_EXPERTS, RoutedExperts
@@ -89,16 +90,24 @@ def test_rows_of_other_tokens_are_refused(num_rows: int) -> None:
     ("settings", "reason"),
     [
         (["+model=glm4-tiny"], "does nothing: the model has no mixture of experts"),
-        (["+model=glm4-moe-tiny", "+cluster=local-pd"], "prefill and decode engines"),
         (["+model=glm4-moe-tiny", "rollout.sglang.speculative_algorithm=EAGLE"], "drafted tokens"),
         (["+model=glm4-moe-tiny", "rollout.sglang.enable_hierarchical_cache=true"], "host memory"),
         (["+model=glm4-moe-tiny", "algo=sft"], "does nothing without algo=grpo"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused(settings: list[str], reason: str) -> None:
-    cluster = [] if any("+cluster" in each for each in settings) else ["+cluster=local"]
     with pytest.raises(SlimeError, match=f"train.routing_replay: .*{reason}"):
-        compose([*settings, *cluster, "train.routing_replay=true"])
+        compose([*settings, "+cluster=local", "train.routing_replay=true"])
+
+
+@pytest.mark.parametrize("key", ["train.routing_replay", "observe.routing"])
+def test_both_engines_of_a_pair_note_experts(key: str) -> None:
+    cfg = compose(["+model=glm4-moe-tiny", "+cluster=local-pd", f"{key}=true"])
+    engines = read_topology(cfg).engines
+    assert {engine.role: engine.fields["enable_return_routed_experts"] for engine in engines} == {
+        Role.prefill: True,
+        Role.decode: True,
+    }
 
 
 @pytest.mark.parametrize(

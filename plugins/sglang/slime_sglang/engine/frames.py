@@ -16,6 +16,8 @@ GENERATE = "/slime/generate"
 """As SGLang's `/generate`, answered in frames."""
 ASKS = "return_routed_experts"
 """Field of a request whose answer has bytes."""
+FROM = "routed_experts_start_len"
+"""Field of such a request: the first token whose row is answered."""
 ROWS = "routed_experts"
 """Where they stand in the `meta_info` of an answer: `bytes`."""
 _LENGTHS = struct.Struct("<II")

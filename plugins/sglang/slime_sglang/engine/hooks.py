@@ -29,7 +29,7 @@ from slime_sglang.engine.experts import every_copy
 from slime_sglang.engine.incoming import IncomingVersion
 from slime_sglang.engine.load_plan import Partial, ReceivedBucket
 from slime_sglang.engine.own import is_of_an_engine
-from slime_sglang.engine.routed import note_in_bytes, of_a_pass
+from slime_sglang.engine.routed import keep_rows, note_in_bytes, note_prompt, of_a_pass, put_back_rows
 from slime_sglang.engine.running_requests import flush_behind_waiting, under_requests
 from slime_sglang.engine.scores import scoring_class
 from slime_sglang.engine.side import EngineSide
@@ -94,6 +94,11 @@ def install() -> None:
     capturer = "sglang.srt.state_capturer.routed_experts.RoutedExpertsCapturer"
     HookRegistry.register(f"{capturer}.create", note_in_bytes, HookType.AROUND)
     HookRegistry.register(f"{capturer}._get_local_slice", of_a_pass, HookType.AROUND)
+    prefill = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
+    HookRegistry.register(f"{prefill}.send_kv_chunk", note_prompt, HookType.AFTER)
+    HookRegistry.register("sglang.srt.managers.schedule_batch.Req.offload_kv_cache", keep_rows, HookType.BEFORE)
+    results = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+    HookRegistry.register(f"{results}._maybe_collect_routed_experts", put_back_rows, HookType.AFTER)
 
 
 def unset_scales(method: Any, layer: Any) -> None:

@@ -3,6 +3,10 @@
 SGLang notes four bytes for every expert in page-locked memory, for layers without experts too, and answers in base64.
 Here it notes one byte (two where a layer has more than 256 experts), of the layers that have experts, so that the
 memory and all copies are a fourth or less. The server answers in frames (`slime_sglang.engine.frames`).
+
+SGLang collects the rows of a request that has finished. A prefill engine finishes none: it forgets a prompt once its
+keys are sent. A decode engine moves the keys of a request for which it has no room to the host, and back to other
+places of its pool, to which rows do not follow. Both is mended here.
 """
 
 from __future__ import annotations
@@ -42,6 +46,34 @@ def note_in_bytes(original: Callable[..., Any], *, model: Any, model_config: Any
 def of_a_pass(original: Callable[..., torch.Tensor], capturer: Any, *arguments: Any, **named: Any) -> torch.Tensor:
     """Around what SGLang copies from the device after a pass, [tokens, layers, experts a token]: as it is noted."""
     return original(capturer, *arguments, **named)[:, capturer.slime_layers].to(capturer.host_cache.buffer.dtype)
+
+
+def note_prompt(_: Any, scheduler: Any, req: Any, last_chunk: bool = False, end_idx: int | None = None) -> None:
+    """After a prefill engine has begun to send keys, the last ones of a prompt: its rows, for the answer. All of the
+    prompt has been computed, and it has its places in the pool until all keys are sent."""
+    if last_chunk:
+        scheduler.batch_result_processor._maybe_collect_routed_experts(req)
+
+
+def keep_rows(req: Any, req_to_token_pool: Any, allocator: Any) -> None:
+    """Before a decode engine moves a request's keys to the host. Rows are not written to its next places: those may
+    still be noted of a pass before, whose request has finished."""
+    from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
+
+    if req.return_routed_experts and (capturer := get_global_experts_capturer()):
+        rows = capturer.get_topk(req.req_pool_idx, req.seqlen, req_to_token_pool, req.routed_experts_start_len)
+        req.slime_rows = _with_kept(req, rows)
+
+
+def put_back_rows(_: Any, processor: Any, req: Any) -> None:
+    """After the rows of a request are collected: those of the places that it had first."""
+    if req.routed_experts is not None:
+        req.routed_experts = _with_kept(req, req.routed_experts)
+
+
+def _with_kept(req: Any, rows: torch.Tensor) -> torch.Tensor:
+    kept = getattr(req, "slime_rows", rows[:0])
+    return torch.cat([kept, rows[len(kept) :]])
 
 
 def expert_layers(model: torch.nn.Module) -> list[int]:

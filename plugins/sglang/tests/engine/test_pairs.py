@@ -20,6 +20,7 @@ from slime.topology.topology import read_topology
 from slime_sglang.engine.driver import pairs as pairs_module
 from slime_sglang.engine.driver.client import SGLangClient
 from slime_sglang.engine.driver.pairs import ROOMS, Pairs, PrefillServer
+from slime_sglang.engine.frames import ASKS, FROM, GENERATE, ROWS, frame
 
 SAMPLING = {"max_new_tokens": 3}
 Answer = Callable[["Side"], Awaitable[dict[str, Any]]]
@@ -35,7 +36,7 @@ class Fault(Exception):
 
 
 class Side:
-    """A real HTTP server in an engine's place, which answers `/generate` as `answer` says.
+    """A real HTTP server in an engine's place, which answers what is to be generated as `answer` says.
 
     Attributes:
         requests: what was asked for.
@@ -52,7 +53,8 @@ class Side:
 
     async def __aenter__(self) -> Side:
         app = web.Application()
-        app.add_routes([web.post("/generate", self._generate), web.post("/abort_request", self._abort)])
+        app.add_routes([web.post(path, self._generate) for path in ("/generate", GENERATE)])
+        app.add_routes([web.post("/abort_request", self._abort)])
         app.add_routes([web.get("/server_info", self._info), web.get("/v1/loads", self._loads)])
         self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
@@ -67,7 +69,8 @@ class Side:
         self.requests.append(await request.json())
         self.num_open += 1
         try:
-            return web.json_response({"meta_info": await self.answer(self)})
+            answer = {"meta_info": await self.answer(self)}
+            return web.Response(body=frame(answer)) if request.path == GENERATE else web.json_response(answer)
         except Fault as fault:
             return web.json_response({"error": {"message": str(fault)}}, status=500)
         except ConnectionError:
@@ -318,3 +321,23 @@ def test_requests_are_counted_by_who_generates() -> None:
         return pairs.num_generating
 
     assert use([first_token], [response] * 3, work) == 3
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_prefill_tells_of_the_prompt_and_decode_of_what_it_generated(is_aborted: bool) -> None:
+    """Decode would send what stood in the places of the prompt before, which it did not compute."""
+
+    async def of_prompt(side: Side) -> dict[str, Any]:
+        return {**generated(7, reason="abort" if is_aborted else "length"), ROWS: bytes(range(1, 13))}
+
+    async def of_response(side: Side) -> dict[str, Any]:
+        return {**generated(7, 8, 9), ROWS: bytes(range(101, 113))}
+
+    async def work(pairs: Pairs, before: list[Side], behind: list[Side]) -> Any:
+        completion = await pairs.generate([1, 2], SAMPLING, **{ASKS: True})
+        return completion, before[0].requests[0], behind[0].requests[0]
+
+    completion, asked, asked_too = use([of_prompt], [of_response], work)
+    assert asked_too == {**asked, FROM: 2}
+    prompt = bytes(12) if is_aborted else bytes(range(1, 13))
+    assert (completion.tokens, completion.meta[ROWS]) == ([7, 8, 9], prompt + bytes(range(101, 113)))

@@ -139,4 +139,4 @@ def test_the_death_of_decode_is_named_and_prefill_is_free_again(cfg, engines, we
     assert not patience.is_over()
     others = [end for end in ends if not isinstance(end, SlimeError) or engines[1].endpoint.url not in end.where]
     assert not others, [repr(end)[:600] for end in others]
-    assert "was killed by SIGKILL" in engines[1].end(dying_s=5.0).error.what
+    assert "was killed by SIGKILL" in engines[1].end(waits=True).error.what

@@ -14,6 +14,7 @@ import itertools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from slime.config.schema import Role
 from slime.engine_client.client import NO_COMPLETION, Completion, FinishReason, ServerFault
 from slime.errors import SlimeError
 from slime_sglang.engine.driver.client import SGLangClient
+from slime_sglang.engine.frames import ASKS, FROM, ROWS
 
 ABORT_AGAIN_S = 0.5
 """A request on its way is missed by an abort."""
@@ -131,9 +133,10 @@ class Pairs:
         await prefill.find()
         decode = min(self._decode, key=lambda server: server.load)
         room, num_aborts = prefill.room(), self._num_aborts
+        of_generated = {FROM: len(input_ids)} if ASKS in fields else {}
         answers = {
             prefill.ask(len(input_ids), input_ids, sampling, **fields, **room): prefill,
-            decode.ask(1, input_ids, sampling, **fields, **room): decode,
+            decode.ask(1, input_ids, sampling, **fields, **room, **of_generated): decode,
         }
         try:
             done, pending = await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
@@ -151,6 +154,8 @@ class Pairs:
             what = f"stale engine: the two answered with weight versions {versions}"
             where, todo = f"engines {prefill.client.url} and {decode.client.url}", "Start the same command again."
             raise SlimeError(what, where=where, todo=todo)
+        if decoded and ASKS in fields:
+            return with_prompt_rows(decoded, prefilled.meta if prefilled else {}, len(input_ids))
         return decoded or NO_COMPLETION
 
     async def abort_all(self) -> None:
@@ -167,6 +172,25 @@ class Pairs:
         num_requests = [requests for requests, _ in loads]
         split = len(self._prefill)
         return max(sum(num_requests[:split]), sum(num_requests[split:])), sum(tokens for _, tokens in loads)
+
+
+def with_prompt_rows(decoded: Completion, prefilled: Mapping[str, Any], num_prompt: int) -> Completion:
+    """What one engine would have told of every token but the last: of the prompt what the prefill engine did, of what
+    was generated what the decode engine did. Rows of either that did not come are zeros, which nobody takes for a
+    choice.
+
+    Args:
+        prefilled: `meta_info` of the prefill engine's answer.
+    """
+    counts = num_prompt, len(decoded.tokens) - 1
+    # The decode engine has no row, and tells none, of a response that ends with the token that prefill drew.
+    told = prefilled.get(ROWS), decoded.meta.get(ROWS) if counts[1] else b""
+    size = next((len(rows) // count for rows, count in zip(told, counts, strict=True) if rows and count), 0)
+    meta = {name: value for name, value in decoded.meta.items() if name != ROWS}
+    if size and decoded.tokens:
+        parts = [bytes(count * size) if rows is None else rows for rows, count in zip(told, counts, strict=True)]
+        meta[ROWS] = b"".join(parts)
+    return replace(decoded, meta=meta)
 
 
 async def bootstrap_port(client: SGLangClient) -> int:
