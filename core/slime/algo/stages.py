@@ -191,11 +191,6 @@ class Stages:
         return any(stage.estimator is not None for stage in self.all)
 
     @property
-    def policy_steps(self) -> int:
-        """Optimizer steps by reinforcement."""
-        return sum(stage.policy_steps for stage in self.all if stage.reinforces)
-
-    @property
     def own_model(self) -> HasModel | None:
         """The objective of the only stage, where it has a model of its own."""
         [first, *_] = self.all

@@ -27,6 +27,7 @@ from slime.objective import Objective
 from slime.topology.adapters import adapters_of
 from slime.topology.kept_tokens import MOST_KEPT
 from slime.topology.topology import Topology
+from slime.types import RL
 
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature."""
@@ -35,7 +36,7 @@ GREEDY_BELOW = 1e-6
 def learning_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """Runs that would learn nothing, something else than they say, or keep nothing of it."""
     stages = run_stages(cfg)
-    yield from _schedules(cfg.train, cfg.sft, stages.policy_steps if stages.reinforces else None)
+    yield from _schedules(cfg.train, cfg.sft, stages[RL].policy_steps if stages.reinforces else None)
     if stages.own_model is not None:
         yield from _own_model(cfg.algo.name, cfg.eval, cfg.train)
     yield from _steps(cfg.sft, cfg.run.num_steps if stages.reinforces else None)

@@ -106,7 +106,7 @@ class Optimizer:
         if stage == SFT:
             schedule = LrSchedule.supervised(self._cfg.sft)
         else:
-            steps = run_stages(self._cfg).policy_steps
+            steps = run_stages(self._cfg)[stage].policy_steps
             schedule = LrSchedule.reinforced(self._cfg.train, self._config, steps)
         self.scheduler = scheduler_of(self.megatron, schedule, self._config.weight_decay)
         self.stage = stage

@@ -18,7 +18,7 @@ def schedule_of(cfg: SlimeConfig, stage: str) -> LrSchedule:
     if stage == SFT:
         return LrSchedule.supervised(cfg.sft)
     optimizer = optimizer_config(cfg.train, on_gpus=False)
-    return LrSchedule.reinforced(cfg.train, optimizer, run_stages(cfg).policy_steps)
+    return LrSchedule.reinforced(cfg.train, optimizer, run_stages(cfg)[stage].policy_steps)
 
 
 def rates(schedule: LrSchedule, num_steps: int) -> list[float]:
