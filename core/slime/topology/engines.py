@@ -126,19 +126,14 @@ def frozen_groups(cluster: ClusterConfig, rollout: RolloutConfig, *, generates: 
 
 
 def engine_groups(
-    cluster: ClusterConfig,
-    rollout: RolloutConfig,
-    model: ModelConfig,
-    megatron: Mapping[str, Any],
-    frozen: Iterable[EngineGroup],
+    cluster: ClusterConfig, rollout: RolloutConfig, model: ModelConfig, megatron: Mapping[str, Any], others: int
 ) -> tuple[EngineGroup, ...]:
-    """The groups that sample beside the `frozen` ones, in the order of the config.
+    """The groups that sample, in the order of the config; `others`: devices of frozen engines.
 
     Raises:
         SlimeError: a size is missing, contradicts another, or does not divide.
     """
     configured = sampling_groups(rollout) or {DEFAULT: EngineGroupConfig()}
-    others = sum(group.devices for group in frozen)
     everything = partial(_all_devices, cluster, others) if len(configured) == 1 else None
     groups = [_group(cluster, rollout, name, group, everything) for name, group in configured.items()]
     if sum(group.num_engines for group in groups) > 1 and not work_in_pairs(groups):

@@ -215,4 +215,5 @@ def read_topology(cfg: SlimeConfig) -> Topology:
     frozen = frozen_groups(cfg.cluster, cfg.rollout, generates=samples)
     if not samples or cfg.rollout.addresses:
         return Topology(cfg, (), frozen)
-    return Topology(cfg, engine_groups(cfg.cluster, cfg.rollout, cfg.model, cfg.train.megatron, frozen), frozen)
+    others = sum(group.devices for group in frozen)
+    return Topology(cfg, engine_groups(cfg.cluster, cfg.rollout, cfg.model, cfg.train.megatron, others), frozen)
