@@ -112,7 +112,9 @@ class Modeless(Exports):
         self.exported = read_hf_config(config_folder(self.cfg.model), self.cfg.model.num_layers)
         self.mapping = bridge.weight_mapping(self.exported)
         with mock.patch.dict(cpu._CUDA_ATTRIBUTES, current_device=lambda: torch.device("meta")):
-            self.model = megatron.skeleton(self.cfg, bridge, self.exported)
+            self.model = megatron.skeleton(
+                self.cfg.model, self.cfg.train, bridge, self.exported, on_gpus=self.cfg.cluster.on_gpus
+            )
 
 
 class ModelessActor(TrainerActor):

@@ -265,7 +265,8 @@ def main() -> None:
         from slime_plugin_mimo.hf import register
 
         register()
-    megatron.initialize_alone(models.run_config("none", ROOT, {}))
+    cfg = models.run_config("none", ROOT, {})
+    megatron.initialize_alone(cfg.cluster, cfg.train.megatron, cfg.run.seed)
     found = {family: try_family(family, arguments.every) for family in arguments.families}
     sys.stdout.write(f"{conditions()}, transformers {transformers.__version__}\n\n" + "\n".join(table(found)) + "\n")
 

@@ -190,7 +190,7 @@ def families() -> Iterator[str]:
     for model, cluster in FAMILIES:
         cfg = examine([f"+model={model}", f"+cluster={cluster}"]).cfg
         cfg.model.path = config_folder(cfg.model)
-        shape = Shape(64, 1, 1, LONGEST, False, attention(cfg, plugins.load()))
+        shape = Shape(64, 1, 1, LONGEST, False, attention(cfg.model, cfg.train.megatron, plugins.load()))
         beside = float(shape.work(np.asarray([LONGEST]))[0]) / LONGEST - 1
         line = dataclasses.replace(shape, attention=(Attention(2 * beside / LONGEST),))
         for name in ("lognormal", "long tail", "two kinds"):

@@ -1,5 +1,7 @@
 """Loading plugins: what they contribute, and one line for each way in which one can be broken."""
 
+import dataclasses
+import inspect
 import os
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 from slime import plugins
 from slime.config.schema import SlimeConfig
 from slime.errors import SlimeError
+from slime.hookspecs import SlimeHooks
 from slime_testing.patience import run_within
 from tests.site import Site
 
@@ -119,6 +122,17 @@ def test_check_hook_names_its_distribution(site: Site) -> None:
     site.add("acme-check", "@hookimpl\ndef slime_check(cfg): return [f'{cfg.run.dir} is too long.']")
     (problem,) = plugins.load().check(SlimeConfig())
     assert str(problem) == "acme-check: runs is too long. Change the keys it names."
+
+
+def test_a_check_gets_the_sections_that_it_names(site: Site) -> None:
+    site.add("acme-check", "@hookimpl\ndef slime_check(rollout, run): return [f'{rollout.backend} in {run.dir}']")
+    (problem,) = plugins.load().check(SlimeConfig())
+    assert problem.what == "sglang in runs"
+
+
+def test_a_check_may_name_every_section() -> None:
+    offered = inspect.signature(SlimeHooks.slime_check).parameters
+    assert [*offered] == ["self", "cfg", *(field.name for field in dataclasses.fields(SlimeConfig))]
 
 
 def test_provenance_tells_where_a_used_name_came_from(site: Site) -> None:

@@ -130,6 +130,8 @@ def _signature(node: ast.FunctionDef) -> Iterable[str]:
     arguments = ", ".join(
         f"{argument.arg}: {ast.unparse(argument.annotation)}" for argument in node.args.args if argument.annotation
     )
+    if len(arguments) > 100:
+        arguments = "\n    " + arguments.replace(", ", ",\n    ") + ",\n"
     assert node.returns is not None, "every hook says what it returns"
     return ("@hookimpl", f"def {node.name}({arguments}) -> {ast.unparse(node.returns)}: ...")
 

@@ -90,15 +90,16 @@ def slime_transports() -> Mapping[str, Callable[..., Any]]:  # the contract know
 
 @hookimpl
 def slime_config_schemas() -> Mapping[str, type]:
-    from slime.functions.buffers import BufferOptions
-    from slime.functions.estimators import EstimatorOptions
-    from slime.functions.filters import FilterOptions
-    from slime.functions.objectives import ObjectiveOptions
-    from slime.functions.trackers import TrackerOptions
+    from slime.functions import buffers, estimators, filters, objectives, trackers
 
-    own = {"filter": FilterOptions, "buffer": BufferOptions, "algo": ObjectiveOptions, "estimator": EstimatorOptions}
-    own["tracker"] = TrackerOptions
-    return {"buffer/fifo": FifoOptions, **{f"{kind}/function": schema for kind, schema in own.items()}}
+    return {
+        "filter/function": filters.FilterOptions,
+        "buffer/fifo": FifoOptions,
+        "buffer/function": buffers.BufferOptions,
+        "algo/function": objectives.ObjectiveOptions,
+        "estimator/function": estimators.EstimatorOptions,
+        "tracker/function": trackers.TrackerOptions,
+    }
 
 
 @hookimpl

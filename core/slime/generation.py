@@ -18,7 +18,7 @@ from slime.cluster.engines import STARTING, Engines
 from slime.cluster.group import Cluster
 from slime.cluster.ray_starter import token_file
 from slime.config.hf import config_folder, read_hf_config
-from slime.config.schema import SlimeConfig
+from slime.config.schema import SamplingConfig
 from slime.contracts import BufferPolicy
 from slime.data.prompts import HeldOut
 from slime.data.tokenize import Tokenizer
@@ -50,6 +50,7 @@ class Generation:
     """Engines that are up, with the sampler and its two clients. They hold no weights until the first publish.
 
     Args:
+        sampling: of the samples that are trained on.
         runner: of the event loop that the sampler belongs to.
         calls: notice a process that dies meanwhile.
         sharing: whose turn it is on shared devices.
@@ -61,7 +62,7 @@ class Generation:
 
     def __init__(
         self,
-        cfg: SlimeConfig,
+        sampling: SamplingConfig,
         runner: asyncio.Runner,
         calls: Calls,
         sharing: DeviceSharing,
@@ -71,7 +72,8 @@ class Generation:
         rollout: Rollout | None,
         held_out: Sequence[HeldOut],
     ) -> None:
-        self._cfg, self._runner, self._calls, self._sharing, self._events = cfg, runner, calls, sharing, events
+        self._sampling, self._runner, self._calls = sampling, runner, calls
+        self._sharing, self._events = sharing, events
         self._returning = returning
         self._sampler, self._rollout, self._held_out = sampler, rollout, held_out
 
@@ -142,7 +144,7 @@ class Generation:
 
         async def make() -> None:
             num_samples = sum(len(group.samples) for group in made)
-            pipeline = self._sampler.begin(self._cfg.rollout.sampling, version, num_samples)
+            pipeline = self._sampler.begin(self._sampling, version, num_samples)
             for group in made:
                 pipeline.submit(group)
             try:
@@ -266,7 +268,9 @@ def open_generation(
         make = partial(ahead.rollout, num_steps=cfg.run.num_steps) if ahead else Rollout
         rollout = make(cfg.rollout, sampler, prompts=data.prompts, buffer=buffer, sample_filter=chosen, begun=begun)
         stack.callback(lambda: runner.run(rollout.close()))
-    found = Generation(cfg, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out)
+    found = Generation(
+        cfg.rollout.sampling, runner, cluster.calls, sharing, events, returning, sampler, rollout, data.held_out
+    )
     if is_left:
         found.forget()
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 if TYPE_CHECKING:
-    from slime.config.schema import SlimeConfig
+    from slime.config import schema
     from slime.contracts import BufferPolicy, Explanation, Program, Reward, SampleFilter, Tracker, VerbFactory
     from slime.errors import SlimeError
     from slime.estimator import Estimator
@@ -204,6 +204,24 @@ class SlimeHooks(Protocol):
         that of `adapter/<name>` one of `slime.config.schema.TrainConfig`."""
 
     @hookspec
-    def slime_check(self, cfg: SlimeConfig) -> Sequence[str | SlimeError]:
+    def slime_check(
+        self,
+        cfg: schema.SlimeConfig,
+        run: schema.RunConfig,
+        model: schema.ModelConfig,
+        cluster: schema.ClusterConfig,
+        train: schema.TrainConfig,
+        sft: schema.SftConfig,
+        algo: schema.AlgoConfig,
+        rollout: schema.RolloutConfig,
+        data: schema.DataConfig,
+        eval: schema.EvalConfig,
+        reward: schema.RewardConfig,
+        filter: schema.FilterConfig,
+        buffer: schema.BufferConfig,
+        weights: schema.WeightsConfig,
+        observe: schema.ObserveConfig,
+    ) -> Sequence[str | SlimeError]:
         """Problems of a run that the plugin sees, before any process starts: a sentence each, or an error that says
-        where and what to do."""
+        where and what to do. An implementation has those of the arguments that it reads, such as
+        `slime_check(rollout, cluster)`: sections of the config by their names, or `cfg`, all of it."""

@@ -76,12 +76,13 @@ def collect_rarely() -> None:
 
 
 @contextmanager
-def absent(name: str) -> Iterator[None]:
-    """Context in which libraries that can do without a package do without it, unless it is imported already."""
+def absent(name: str, stand_in: ModuleType | None = None) -> Iterator[None]:
+    """Context in which libraries that can do without a module do without it, or get another one that stands in for it,
+    unless it is imported already."""
     if name in sys.modules:
         yield
         return
-    sys.modules[name] = None  # type: ignore[assignment]  # to Python, a module that is not there
+    sys.modules[name] = stand_in  # type: ignore[assignment]  # None: to Python, a module that is not there
     try:
         yield
     finally:

@@ -134,13 +134,13 @@ class Plugins:
             raise self.problems[0]
 
     def check(self, cfg: SlimeConfig) -> list[SlimeError]:
-        """Problems of a run by the plugins' own `slime_check` hooks."""
+        """Problems of a run by the plugins' own `slime_check` hooks, each of which asks for sections by their names."""
         return [
             told
             if isinstance(told, SlimeError)
             else SlimeError(told.rstrip("."), where=plugin.distribution, todo="Change the keys it names.")
             for plugin in self.sound
-            for told in plugin.ask("slime_check", cfg=cfg) or ()
+            for told in plugin.ask("slime_check", cfg=cfg, **vars(cfg)) or ()
         ]
 
     def fingerprint(self) -> Fingerprint:

@@ -52,14 +52,15 @@ def test_of_a_dense_model() -> None:
     hidden, heads, size = hf["hidden_size"], hf["num_attention_heads"], hf["head_dim"]
     matrices = hidden * size * (2 * heads + 2 * hf["num_key_value_heads"]) + 3 * hidden * hf["intermediate_size"]
     rest = matrices * hf["num_hidden_layers"] + hidden * hf["vocab_size"]
-    [found] = attention(cfg, plugins.load())
+    [found] = attention(cfg.model, cfg.train.megatron, plugins.load())
     assert found.flops == pytest.approx(2 * heads * size * hf["num_hidden_layers"] / rest)
     assert found.most_keys == math.inf
 
 
 def test_experts_that_a_token_does_not_meet_are_no_work() -> None:
     """Attention is as much work as the rest where n / 2 keys are."""
-    [found] = attention(config("qwen3-30b-a3b"), plugins.load())
+    cfg = config("qwen3-30b-a3b")
+    [found] = attention(cfg.model, cfg.train.megatron, plugins.load())
     assert 2 / found.flops == pytest.approx(15_500, rel=0.01)
 
 
@@ -68,7 +69,7 @@ def test_sparse_attention_is_bounded_but_for_its_indexer() -> None:
     all. Only some layers of GLM-5.2 have one."""
     cfg = config("glm5.2")
     hf = read_hf_config(cfg.model.path)
-    chosen, all_keys = attention(cfg, plugins.load())
+    chosen, all_keys = attention(cfg.model, cfg.train.megatron, plugins.load())
     assert (chosen.most_keys, all_keys.most_keys) == (hf["index_topk"], math.inf)
     latents = hf["num_attention_heads"] * (2 * hf["kv_lora_rank"] + hf["qk_rope_head_dim"]) * hf["num_hidden_layers"]
     indexers = sum(kind == "full" for kind in hf["indexer_types"])
@@ -79,7 +80,7 @@ def test_sparse_attention_is_bounded_but_for_its_indexer() -> None:
 def test_most_layers_of_gemma3_attend_to_a_window() -> None:
     cfg = config("gemma3-1b")
     hf = read_hf_config(cfg.model.path)
-    windowed, whole = attention(cfg, plugins.load())
+    windowed, whole = attention(cfg.model, cfg.train.megatron, plugins.load())
     assert (windowed.most_keys, whole.most_keys) == (hf["sliding_window"], math.inf)
     of_six = hf["num_hidden_layers"] // hf["sliding_window_pattern"]
     assert windowed.flops / whole.flops == pytest.approx(hf["num_hidden_layers"] / of_six - 1)
@@ -89,7 +90,7 @@ def test_most_layers_of_gemma3_attend_to_a_window() -> None:
 def test_the_packers_work_is_proportional_to_flops(model: str) -> None:
     """For sequences of 1k to 32k tokens. Both are sums of the same few terms in fp64, each rounded by 1e-16."""
     cfg = config(model)
-    shape = Shape(1, 1, 1, 32768, False, attention(cfg, plugins.load()))
+    shape = Shape(1, 1, 1, 32768, False, attention(cfg.model, cfg.train.megatron, plugins.load()))
     tokens = np.asarray([1024, 2048, 3000, 4096, 8192, 16384, 32768])
     flops = np.asarray([n * forward(cfg, n).whole for n in tokens.tolist()])
     work = shape.work(tokens)

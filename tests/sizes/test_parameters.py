@@ -89,7 +89,7 @@ def built(rank: Rank, model: str, layouts: list[dict[str, Any]]) -> list[tuple[i
         cluster = [f"cluster.{key}={rank.world_size}" for key in ("num_trainers", "devices_per_node")]
         cfg = compose([f"+model={model}", "+cluster=local", "run.name=counted", *cluster, *keys])
         if number:
-            megatron.make_groups(cfg)
+            megatron.make_groups(cfg.train.megatron, cfg.run.seed)
         else:
             megatron.initialize(cfg, *rank)
         hf = read_hf_config(cfg.model.path)

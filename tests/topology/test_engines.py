@@ -4,7 +4,7 @@ import pytest
 
 from slime.config.schema import Device, EngineGroupConfig, Placement, Role, SlimeConfig
 from slime.errors import SlimeError
-from slime.topology.engines import DEFAULT, engine_groups, role_problems, with_sizes
+from slime.topology.engines import DEFAULT, role_problems, with_sizes
 from slime.topology.topology import read_topology
 
 
@@ -22,7 +22,7 @@ def config(placement="colocated", device="cuda", trainers=8, **sglang):
     [("colocated", "cuda", 2, 8), ("disaggregated", "cuda", 4, 8), ("disaggregated", "cpu", 3, 3)],
 )
 def test_the_only_group_has_what_there_is(placement, device, tp_size, devices):
-    (group,) = engine_groups(config(placement, device, tp_size=tp_size))
+    (group,) = read_topology(config(placement, device, tp_size=tp_size)).groups
     assert (group.name, group.role, group.devices, group.devices_per_engine) == (
         DEFAULT,
         Role.regular,
@@ -35,9 +35,9 @@ def test_the_only_group_has_what_there_is(placement, device, tp_size, devices):
 def test_devices_per_engine_stands_for_tp_size_and_is_shown():
     cfg = config(pp_size=2)
     cfg.rollout.engines = {"a": EngineGroupConfig(devices=8, devices_per_engine=4), "b": EngineGroupConfig(devices=2)}
-    assert [group.sglang["tp_size"] for group in engine_groups(cfg)] == [2, 1]
+    assert [group.sglang["tp_size"] for group in read_topology(cfg).groups] == [2, 1]
     assert len(read_topology(cfg).engines) == 3
-    sized = with_sizes(cfg.rollout.engines, engine_groups(cfg))
+    sized = with_sizes(cfg.rollout.engines, read_topology(cfg).groups)
     assert {name: (group.devices, group.devices_per_engine) for name, group in sized.items()} == {
         "a": (8, 4),
         "b": (2, 2),
@@ -56,14 +56,14 @@ def test_sizes_that_do_not_fit(groups, message):
     cfg = config()
     cfg.rollout.engines = groups
     with pytest.raises(SlimeError, match=message):
-        engine_groups(cfg)
+        read_topology(cfg)
 
 
 def test_tp_size_that_contradicts():
     cfg = config(tp_size=2)
     cfg.rollout.engines = {"a": EngineGroupConfig(devices=8, devices_per_engine=4)}
     with pytest.raises(SlimeError, match="is 4, but tp_size 2 x pp_size 1 make 2"):
-        engine_groups(cfg)
+        read_topology(cfg)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from slime.cluster.engines import devices_beside
 from slime.cluster.placement import bundles, slots
 from slime.config.schema import Device, EngineGroupConfig, Placement, Role, SlimeConfig
 from slime.errors import SlimeError
-from slime.topology.engines import frozen_groups, with_sizes
+from slime.topology.engines import with_sizes
 from slime.topology.placement import SAVER, idle_devices, placement_problems
 from slime.topology.topology import Topology, read_topology
 
@@ -65,7 +65,7 @@ def test_disaggregated_the_others_get_what_it_leaves() -> None:
 
 def test_it_is_one_engine_unless_it_says_how_many_devices_it_has() -> None:
     cfg = config("disaggregated", 8, sglang={"tp_size": 4})
-    (judge,) = frozen_groups(cfg)
+    (judge,) = read_topology(cfg).frozen
     assert (judge.devices, judge.devices_per_engine, judge.num_engines) == (4, 4, 1)
     topology = read_topology(cfg)
     sized = with_sizes(cfg.rollout.engines, (*topology.groups, *topology.frozen))

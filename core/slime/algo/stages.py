@@ -131,6 +131,12 @@ class Stage:
         return found if isinstance(found, CriticEstimator) else None
 
     @property
+    def policy_steps(self) -> int:
+        """Optimizer steps that the policy takes; a critic may learn alone before."""
+        alone = self.algo.critic.only_steps if self.algo and self.estimator else 0
+        return max(0, self.num_steps - alone) * self.optimizer_steps * self.epochs
+
+    @property
     def penalised_by(self) -> Collection[str]:
         """See `PenalisesRewards`; empty: nothing is taken from rewards."""
         return self.objective.penalised_by if isinstance(self.objective, PenalisesRewards) else ()
@@ -216,12 +222,6 @@ def run_stages(cfg: SlimeConfig) -> Stages:
         steps, epochs = cfg.train.steps_per_rollout, cfg.train.epochs_per_rollout
         found.append(Stage(RL, chosen, cfg.run.num_steps, steps, epochs, cfg.algo))
     return Stages(tuple(found))
-
-
-def policy_steps(cfg: SlimeConfig) -> int:
-    """Optimizer steps that the policy takes in the reinforcement-learning stage; a critic may learn alone before."""
-    alone = cfg.algo.critic.only_steps if run_stages(cfg).have_critic else 0
-    return max(0, cfg.run.num_steps - alone) * cfg.train.optimizer_steps
 
 
 def objective_of(algo: AlgoConfig) -> Objective:

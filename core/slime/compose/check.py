@@ -21,13 +21,7 @@ from slime.compose.engine_rules import (
     unchecked,
 )
 from slime.compose.learning import learning_problems, learning_warnings
-from slime.compose.names import (
-    address_problems,
-    environment_problems,
-    launcher_problems,
-    name_problems,
-    set_problems,
-)
+from slime.compose.names import address_problems, environment_problems, launcher_problems, name_problems, set_problems
 from slime.compose.needs import absent_model, is_awaited
 from slime.compose.objective import estimator_problems, objective_problems
 from slime.compose.rules import batch_problems, family_problems, layout_problems
@@ -136,7 +130,9 @@ def value_problems(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
         home, place, rest = key.name.partition(f".{ANY_NAME}.")
         for name in [f"{home}.{name}.{rest}" for name in value_of(cfg, home)] if place else [key.name]:
             value = value_of(cfg, name) if key.bound else None
-            if key.bound and value is not None and not key.bound.holds(value) and not _follows(cfg, name):
+            if not key.bound or value is None or key.bound.holds(value):
+                continue
+            if not (followed := _followed(name)) or value != value_of(cfg, followed):  # else that one is the mistake
                 what = f"must be {key.bound}, got {value:.6g}"
                 numbers.append(SlimeError(what, where=name, todo=f"It is: {key.gist}"))
     sections = [(section, section, value_of(cfg, section)) for section in FOREIGN]
@@ -149,14 +145,13 @@ def value_problems(cfg: SlimeConfig, plugins: Plugins) -> list[SlimeError]:
     return [*numbers, *foreign, *names, *objective_problems(cfg.algo, plugins), *estimator_problems(cfg.algo, plugins)]
 
 
-def _follows(cfg: SlimeConfig, key: str) -> bool:
-    """Whether `key` has the value of the key that it follows unless set: then that one is the mistake."""
-    if key.startswith("rollout.engines.") and key.rpartition(".")[2] in ("devices", "devices_per_engine"):
-        return bool(value_of(cfg, key) == cfg.rollout.sglang.get("tp_size"))
-    followed = key.replace("eval.sampling.", "rollout.sampling.", 1)
+def _followed(key: str) -> str | None:
+    """The key whose value `key` may have without being set."""
+    if key.startswith("rollout.engines.") and key.endswith((".devices", ".devices_per_engine")):
+        return "rollout.sglang.tp_size"
     if key.startswith("eval.sets."):
-        followed = f"eval.{key.split('.', 3)[3]}"
-    return followed != key and value_of(cfg, key) == value_of(cfg, followed)
+        return f"eval.{key.split('.', 3)[3]}"
+    return f"rollout.{key.removeprefix('eval.')}" if key.startswith("eval.sampling.") else None
 
 
 def _foreign(section: str, home: str, fields: Mapping[str, Any]) -> Iterator[SlimeError]:

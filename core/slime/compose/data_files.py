@@ -5,10 +5,10 @@ A run reads all of them before it starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from slime.algo.stages import of_data, run_stages
+from slime.algo.stages import Stage, of_data, run_stages
 from slime.aside import step
 from slime.compose.needs import absent_set, is_awaited
 from slime.config.hf import config_folder, read_hf_config
@@ -64,7 +64,7 @@ def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
             yield from ((f"rollout.engines.{name}.model", problem) for problem in of_group)
     if cfg.data.chat_template_kwargs and folder:
         yield from (("", problem) for problem in _all(keyword_problems(cfg.data, folder)))
-    sets = {**cfg.data.named(), **cfg.eval.named()}
+    stages, sets = run_stages(cfg), {**cfg.data.named(), **cfg.eval.named()}
     read_as = {f"{home}.path": data_of(cfg.data, own) for home, own in sets.items()}
     for key in (*KEYS, *read_as):
         path = value_of(cfg, key)
@@ -74,7 +74,13 @@ def _problems_by_key(cfg: SlimeConfig) -> Iterator[tuple[str, SlimeError]]:
             try:
                 limit = getattr(value_of(cfg, key.removesuffix(".path")), "limit", None)
                 rows = first_rows(_place(path), min(limit or FIRST_ROWS, FIRST_ROWS))
-                _check_rows(cfg, key, read_as.get(key, cfg.data), rows, folder, num_rows)
+                if key in SUPERVISED and cfg.sft.num_steps:
+                    most = cfg.train.max_tokens_per_micro_batch
+                    _check_demonstrations(rows, cfg.data, stages.all[0], folder, most, num_rows)
+                elif key.startswith("eval.") or (key not in SUPERVISED and stages.reinforces):
+                    columns = [] if key.startswith("eval.") else of_data(stages.all[-1].objective)
+                    most, read = cfg.rollout.max_prompt_tokens, read_as.get(key, cfg.data)
+                    _check_prompts(rows, read, columns, folder, most, num_rows)
             except SlimeError as problem:
                 yield key, problem
 
@@ -123,22 +129,23 @@ def _num_rows(folder: str) -> int:
         return MAX_COUNT
 
 
-def _check_rows(
-    cfg: SlimeConfig, key: str, data: DataConfig, rows: Sequence[Row], tokenizer: Path | None, num_rows: int
+def _check_demonstrations(
+    rows: Sequence[Row], data: DataConfig, stage: Stage, tokenizer: Path | None, most: int, num_rows: int
 ) -> None:
-    stages = run_stages(cfg)
-    if key in SUPERVISED:
-        pairs, columns = stages.all[0].trains_on_pairs, of_data(stages.all[0].objective)
-        for row in rows if cfg.sft.num_steps else ():
-            check_numbers(row.where, others(row, data, supervised=True), columns, 0 if pairs else None)
-            conversations(row, cfg.data.prompt_key, pairs=pairs)
-        if tokenizer and cfg.sft.num_steps:
-            limit = cfg.train.max_tokens_per_micro_batch
-            look_at_demonstrations(rows, cfg.data, tokenizer, limit, num_rows, pairs=pairs)
-    elif rows and (key.startswith("eval.") or stages.reinforces):
-        columns = [] if key.startswith("eval.") else of_data(stages.all[-1].objective)
-        for row in rows:
-            check_numbers(row.where, others(row, data), columns)
+    pairs, columns = stage.trains_on_pairs, of_data(stage.objective)
+    for row in rows:
+        check_numbers(row.where, others(row, data, supervised=True), columns, 0 if pairs else None)
+        conversations(row, data.prompt_key, pairs=pairs)
+    if tokenizer:
+        look_at_demonstrations(rows, data, tokenizer, most, num_rows, pairs=pairs)
+
+
+def _check_prompts(
+    rows: Sequence[Row], data: DataConfig, columns: Collection[str], tokenizer: Path | None, most: int, num_rows: int
+) -> None:
+    for row in rows:
+        check_numbers(row.where, others(row, data), columns)
+    if rows:
         check_prompts(rows, data)
-        if tokenizer:
-            look_at_prompts(rows, data, tokenizer, cfg.rollout.max_prompt_tokens, num_rows)
+    if rows and tokenizer:
+        look_at_prompts(rows, data, tokenizer, most, num_rows)

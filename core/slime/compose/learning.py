@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from slime import plugins
 from slime.algo.grpo import Grpo
-from slime.algo.stages import MakesColumns, estimator_of, objective_of, policy_steps, run_stages
+from slime.algo.stages import MakesColumns, estimator_of, objective_of, run_stages
 from slime.config.paths import resolve
 from slime.config.schema import (
     AlgoConfig,
@@ -27,6 +27,7 @@ from slime.objective import Objective
 from slime.topology.adapters import adapters_of
 from slime.topology.kept_tokens import MOST_KEPT
 from slime.topology.topology import Topology
+from slime.types import RL
 
 GREEDY_BELOW = 1e-6
 """SGLang samples greedily below this temperature."""
@@ -34,8 +35,18 @@ GREEDY_BELOW = 1e-6
 
 def learning_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
     """Runs that would learn nothing, something else than they say, or keep nothing of it."""
-    yield from _schedules(cfg.train, cfg.sft, policy_steps(cfg) if run_stages(cfg).reinforces else None)
-    yield from _algorithm(cfg)
+    stages = run_stages(cfg)
+    yield from _schedules(cfg.train, cfg.sft, stages[RL].policy_steps if stages.reinforces else None)
+    if stages.own_model is not None:
+        yield from _own_model(cfg.algo.name, cfg.eval, cfg.train)
+    yield from _steps(cfg.sft, cfg.run.num_steps if stages.reinforces else None)
+    if stages.reinforces:
+        yield from _advantages(cfg.algo, cfg.rollout.samples_per_prompt)
+        yield from _losses(cfg.algo)
+        yield from _means(cfg.algo)
+        if stages.have_critic:
+            yield from _critic(cfg.algo, cfg.run.num_steps, cfg.train)
+        yield from _sampled_policy(cfg.rollout, objective_of(cfg.algo))
     yield from _kept(cfg.train.checkpoint, cfg.model.init)
     yield from _greedy_evaluation(cfg.eval)
 
@@ -69,27 +80,24 @@ def _schedules(train: TrainConfig, sft: SftConfig, policy_steps: int | None) -> 
             yield SlimeError(what, where=f"{section}.lr_warmup_steps", todo=f"Lower it below {steps}.")
 
 
-def _algorithm(cfg: SlimeConfig) -> Iterator[SlimeError]:
-    if run_stages(cfg).own_model is not None:
-        yield from _own_model(cfg.algo.name, cfg.eval, cfg.train)
-    if not run_stages(cfg).reinforces:
-        if cfg.sft.path is None or cfg.sft.num_steps == 0:
+def _steps(sft: SftConfig, num_steps: int | None) -> Iterator[SlimeError]:
+    """Of the supervised stage, and those of reinforcement (None: there is no such stage)."""
+    if num_steps is None:
+        if sft.path is None or sft.num_steps == 0:
             yield SlimeError("algo=sft has nothing to do", where="sft", todo="Set sft.path and sft.num_steps.")
         return
-    if cfg.sft.num_steps > 0 and cfg.sft.path is None:
+    if sft.num_steps > 0 and sft.path is None:
         todo = "Set sft.path, or sft.num_steps=0."
-        yield SlimeError(f"{cfg.sft.num_steps} supervised steps without demonstrations", where="sft.path", todo=todo)
-    if cfg.run.num_steps < 1:
+        yield SlimeError(f"{sft.num_steps} supervised steps without demonstrations", where="sft.path", todo=todo)
+    if num_steps < 1:
         todo = "Set it to 1 or more, or choose algo=sft."
         yield SlimeError("there is no step to run", where="run.num_steps", todo=todo)
-    if cfg.rollout.samples_per_prompt < (least := estimator_of(cfg.algo).min_samples):
-        what = f"algo.advantage={cfg.algo.advantage} compares at least {least} samples of a prompt"
+
+
+def _advantages(algo: AlgoConfig, samples_per_prompt: int) -> Iterator[SlimeError]:
+    if samples_per_prompt < (least := estimator_of(algo).min_samples):
+        what = f"algo.advantage={algo.advantage} compares at least {least} samples of a prompt"
         yield SlimeError(what, where="rollout.samples_per_prompt", todo=f"Set it to {least} or more.")
-    yield from _losses(cfg.algo)
-    yield from _means(cfg.algo)
-    if run_stages(cfg).have_critic:
-        yield from _critic(cfg.algo, cfg.run.num_steps, cfg.train)
-    yield from _sampled_policy(cfg.rollout, objective_of(cfg.algo))
 
 
 def rate_warnings(

@@ -8,11 +8,10 @@ import json
 import os
 import resource
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +22,7 @@ from slime.data.tokenizer_files import no_chat_template, read_object, tokenizer_
 from slime.errors import SlimeError
 from slime.files import human_bytes
 from slime.foreign import foreign
-from slime.imports import importing
+from slime.imports import absent, importing
 from slime.time_limit import Handler
 from slime.types import Message
 
@@ -61,24 +60,17 @@ def _tokenizer_class(folder: Path) -> Any:
     return AutoTokenizer
 
 
-@contextmanager
-def _gguf_on_demand() -> Iterator[None]:
+def _gguf_on_demand() -> AbstractContextManager[None]:
     """What is imported in the block and wants transformers' reader of GGUF files gets one that is imported when it is
     called, for that one imports torch."""
     name = "transformers.modeling_gguf_pytorch_utils"
-    if name in sys.modules:
-        yield
-        return
 
     def load(*args: Any, **kwargs: Any) -> Any:
         return importlib.import_module(name).load_gguf_checkpoint(*args, **kwargs)
 
-    sys.modules[name] = ModuleType(name)
-    sys.modules[name].load_gguf_checkpoint = load  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        del sys.modules[name]
+    stand_in = ModuleType(name)
+    stand_in.load_gguf_checkpoint = load  # type: ignore[attr-defined]
+    return absent(name, stand_in)
 
 
 def is_generic(folder: Path) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from slime.config.hf import read_hf_config
-from slime.config.schema import SlimeConfig
+from slime.config.schema import ModelConfig
 from slime.models.blocks import Attention, BuildingBlock
 from slime.models.shapes import Block
 from slime.plugins import Plugins
@@ -79,18 +79,18 @@ class ForwardFlops:
         return self.stage(range(self.model["num_layers"]), is_last=True)
 
 
-def attention(cfg: SlimeConfig, plugins: Plugins) -> tuple[Attention, ...]:
+def attention(model: ModelConfig, megatron: Mapping[str, Any], plugins: Plugins) -> tuple[Attention, ...]:
     """What attention is beside all else that is computed for a token, by the number of keys that a query meets at most.
 
     None for a family with blocks that state no sizes: a sequence is as much work as it has tokens then.
     """
-    hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
-    bridge = plugins.models.create(cfg.model.family)
+    hf = read_hf_config(model.path, model.num_layers)
+    bridge = plugins.models.create(model.family)
     mapping = bridge.weight_mapping(hf)
     if unknown_parameter(mapping):
         return ()
-    model = keywords_of(cfg.train.megatron, bridge, hf)
-    return attention_of(model, weights_of(model, mapping))
+    keywords = keywords_of(megatron, bridge, hf)
+    return attention_of(keywords, weights_of(keywords, mapping))
 
 
 def attention_of(model: Mapping[str, Any], weights: Sequence[Weight]) -> tuple[Attention, ...]:

@@ -8,10 +8,7 @@ from enum import Enum
 from typing import Any
 
 from slime.compose.compose import Composed
-from slime.config.schema import (
-    ClusterConfig,
-    RewardConfig,
-)
+from slime.config.schema import ClusterConfig, RewardConfig
 from slime.extras import how_to_get
 from slime.layout import Grid
 from slime.plan.commands import commands
@@ -34,16 +31,12 @@ def report(composed: Composed, plugins: Plugins) -> str:
     cfg, model = composed.cfg, read_model(composed, plugins)
     sections = [
         [f"{name:<11} {text}" for name, text in summary(composed, model, plugins).items()],
-        ["", "processes", *_processes(cfg.reward, model.topology)],
+        ["", "processes", *(f"  {name:<14} {num:>4}  {text}" for name, num, text in _rows(cfg.reward, model.topology))],
         ["", "pipeline stages", *_pipeline(model)],
         ["", "trainer ranks", *_ranks(model)],
         ["", "parallel groups", *_groups(model.topology.grid, model.dimensions)],
         ["", "batches", *batch_lines(model.topology)],
-        [
-            "",
-            "learning",
-            *(_setting(name, value, 46) for name, value in learning(model.topology).items()),
-        ],
+        ["", "learning", *(_setting(name, value, 46) for name, value in learning(model.topology).items())],
         ["", "trainers' environment", *_settings(model.topology.trainers[0].environment)],
     ]
     if model.topology.every_engine:
@@ -88,10 +81,6 @@ def layout(topology: Topology) -> str:
 def _nodes(cluster: ClusterConfig) -> str:
     spares = f", {cluster.spares} more to spare" if cluster.spares else ""
     return f"{cluster.num_nodes} node(s) x {cluster.devices_per_node} {cluster.device.name}{spares}"
-
-
-def _processes(reward: RewardConfig, topology: Topology) -> Iterator[str]:
-    return (f"  {name:<14} {count:>4}  {text}" for name, count, text in _rows(reward, topology))
 
 
 def _rows(reward: RewardConfig, topology: Topology) -> list[tuple[str, int, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from slime.algo.stages import keys_read, run_stages
 from slime.compose.chosen import Choice, choices_of
@@ -48,25 +48,22 @@ def summary(composed: Composed, model: PlannedModel, plugins: Plugins) -> dict[s
     weights = cfg.model.weights or (cfg.model.path if cfg.model.init is Init.checkpoint else cfg.model.init.name)
     sizes = f"{keys['num_layers']} layers, hidden {keys['hidden_size']}, {keys['num_attention_heads']} heads"
     provenance = plugins.provenance(used)["used"]
+    files = [", ".join(composed.run_files)] if composed.run_files else []
     told = {choice.label: _options(choice, plugins) for choice in choices_of(cfg) if choice.label in used}
     return {
         "run": f"{cfg.run.name} in {cfg.run.dir}/{cfg.run.name}, resume {cfg.run.resume.name}",
         "model": f"{cfg.model.name} ({cfg.model.family}): {sizes}; weights: {weights}",
         **_adapters(cfg.train, model),
         **_replayed(model.topology),
-        "recipe": f"{choices['recipe']}, task {choices['task']}{_files(composed.run_files)}",
+        "recipe": ", under ".join([f"{choices['recipe']}, task {choices['task']}", *files]),
         **dict(_stages(model)),
         "checkpoints": _checkpoints(cfg.train.checkpoint),
         **{
             label: f"{item['name']} ({item['distribution']} {item['version']}){told.get(label, '')}"
             for label, item in provenance.items()
         },
-        **_teacher(cfg.algo),
+        **({"teacher": cfg.algo.teacher.path} if cfg.algo.teacher.path else {}),
     }
-
-
-def _files(run_files: Sequence[str]) -> str:
-    return f", under {', '.join(run_files)}" if run_files else ""
 
 
 def _options(choice: Choice, plugins: Plugins) -> str:
@@ -74,10 +71,6 @@ def _options(choice: Choice, plugins: Plugins) -> str:
     usual = defaults_of(plugins.schemas.get(f"{choice.kind}/{choice.name}"))
     given = {key: value for key, value in choice.options.items() if value != usual.get(key)}
     return f": {', '.join(f'{key}={value}' for key, value in given.items())}" if given else ""
-
-
-def _teacher(algo: AlgoConfig) -> dict[str, str]:
-    return {"teacher": algo.teacher.path} if algo.teacher.path else {}
 
 
 def _adapters(train: TrainConfig, model: PlannedModel) -> dict[str, str]:

@@ -14,9 +14,9 @@ from slime.config.schema import (
     ClusterConfig,
     EngineGroupConfig,
     EvalConfig,
+    ModelConfig,
     Role,
     RolloutConfig,
-    SlimeConfig,
 )
 from slime.errors import SlimeError
 
@@ -103,14 +103,14 @@ def sampling_groups(rollout: RolloutConfig) -> dict[str, EngineGroupConfig]:
     return {name: group for name, group in rollout.engines.items() if group.model is None}
 
 
-def frozen_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
-    """The groups that have models of their own, in the order of the config; none if the run never generates. One that
+def frozen_groups(cluster: ClusterConfig, rollout: RolloutConfig, *, generates: bool) -> tuple[EngineGroup, ...]:
+    """The groups that have models of their own, in the order of the config; none unless the run `generates`. One that
     does not say how many devices it has is one engine.
 
     Raises:
         SlimeError: a size contradicts another, or does not divide; a role is not regular, or the name is taken.
     """
-    frozen = {name: group for name, group in cfg.rollout.engines.items() if group.model is not None}
+    frozen = {name: group for name, group in rollout.engines.items() if group.model is not None}
     for name, group in frozen.items():
         if name == DEFAULT:
             todo = "Call it 'judge', for instance."
@@ -120,31 +120,28 @@ def frozen_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
             todo = "Remove it, or remove the group's model."
             what = f"is {group.role.name}, but engines that have a model of their own do not work in pairs"
             raise SlimeError(what, where=f"rollout.engines.{name}.role", todo=todo)
-    if not generates(cfg.algo, cfg.eval):
+    if not generates:
         return ()
-    return tuple(
-        _group(cfg.cluster, cfg.rollout, name, group, lambda per_engine: per_engine) for name, group in frozen.items()
-    )
+    return tuple(_group(cluster, rollout, name, group, lambda per_engine: per_engine) for name, group in frozen.items())
 
 
-def engine_groups(cfg: SlimeConfig) -> tuple[EngineGroup, ...]:
-    """The groups that sample, in the order of the config; none if the run never generates, or servers of others do.
+def engine_groups(
+    cluster: ClusterConfig, rollout: RolloutConfig, model: ModelConfig, megatron: Mapping[str, Any], others: int
+) -> tuple[EngineGroup, ...]:
+    """The groups that sample, in the order of the config; `others`: devices of frozen engines.
 
     Raises:
         SlimeError: a size is missing, contradicts another, or does not divide.
     """
-    if not generates(cfg.algo, cfg.eval) or cfg.rollout.addresses:
-        return ()
-    configured = sampling_groups(cfg.rollout) or {DEFAULT: EngineGroupConfig()}
-    others = sum(group.devices for group in frozen_groups(cfg))
-    everything = partial(_all_devices, cfg.cluster, others) if len(configured) == 1 else None
-    groups = [_group(cfg.cluster, cfg.rollout, name, group, everything) for name, group in configured.items()]
+    configured = sampling_groups(rollout) or {DEFAULT: EngineGroupConfig()}
+    everything = partial(_all_devices, cluster, others) if len(configured) == 1 else None
+    groups = [_group(cluster, rollout, name, group, everything) for name, group in configured.items()]
     if sum(group.num_engines for group in groups) > 1 and not work_in_pairs(groups):
         groups = [dataclasses.replace(group, most_requests=group.most_requests + MAX_IMBALANCE) for group in groups]
-    if cfg.model.fp32_lm_head:
+    if model.fp32_lm_head:
         groups = [dataclasses.replace(group, sglang={FP32_HEAD: True, **group.sglang}) for group in groups]
-    if cfg.model.batch_invariant:
-        fields, told = invariant_fields(cfg.cluster, cfg.train.megatron), {BATCH_INVARIANT: "1"}
+    if model.batch_invariant:
+        fields, told = invariant_fields(cluster, megatron), {BATCH_INVARIANT: "1"}
         groups = [
             dataclasses.replace(group, sglang={**fields, **group.sglang}, environment={**told, **group.environment})
             for group in groups

@@ -9,7 +9,7 @@ from typing import Any
 
 from slime.config.hf import QUANTIZATION, read_hf_config, scores, trunk_architectures
 from slime.config.paths import exists, located, resolve
-from slime.config.schema import ClusterConfig, ModelConfig, Role, RolloutConfig, SlimeConfig
+from slime.config.schema import ClusterConfig, EvalConfig, ModelConfig, Role, RolloutConfig, SlimeConfig
 from slime.errors import SlimeError
 from slime.topology.adapters import adapter_fields
 from slime.topology.engines import EngineGroup
@@ -39,8 +39,8 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
         overrides: Mapping[str, Any] = {"architectures": scored_by} if scored_by else {}
     else:
         # Only stop strings need text inside the engine; without them it spares itself tokenizer and detokenizer.
-        stops = [cfg.rollout.sampling.stop, *(held_out.sampling.stop for held_out in cfg.eval.all().values())]
-        loads = {"load_format": "dummy", "weight_version": UNPUBLISHED, "skip_tokenizer_init": not any(stops)}
+        bare = not has_stop_strings(cfg.rollout, cfg.eval)
+        loads = {"load_format": "dummy", "weight_version": UNPUBLISHED, "skip_tokenizer_init": bare}
         loads |= adapter_fields(cfg.model, cfg.train, on_gpus=cfg.cluster.on_gpus)
         for recording in (*recordings_of(cfg), *numbers_told()):
             loads |= recording.server_fields
@@ -68,6 +68,10 @@ def server_fields(cfg: SlimeConfig, group: EngineGroup, index: int) -> dict[str,
     if overrides:
         fields[OVERRIDES] = json.dumps(json.loads(fields.get(OVERRIDES, "{}")) | overrides)
     return fields
+
+
+def has_stop_strings(rollout: RolloutConfig, evaluation: EvalConfig) -> bool:
+    return any(own.sampling.stop for own in (rollout, *evaluation.all().values()))
 
 
 def _scored_by(model: str) -> list[str]:

@@ -211,4 +211,9 @@ def read_topology(cfg: SlimeConfig) -> Topology:
     Raises:
         SlimeError: sizes of engine groups contradict each other.
     """
-    return Topology(cfg, engine_groups(cfg), frozen_groups(cfg))
+    samples = generates(cfg.algo, cfg.eval)
+    frozen = frozen_groups(cfg.cluster, cfg.rollout, generates=samples)
+    if not samples or cfg.rollout.addresses:
+        return Topology(cfg, (), frozen)
+    others = sum(group.devices for group in frozen)
+    return Topology(cfg, engine_groups(cfg.cluster, cfg.rollout, cfg.model, cfg.train.megatron, others), frozen)

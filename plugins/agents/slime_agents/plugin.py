@@ -14,7 +14,7 @@ from slime.errors import SlimeError
 from slime.hookspecs import Factory, hookimpl, later
 
 if TYPE_CHECKING:
-    from slime.config.schema import SlimeConfig
+    from slime.config.schema import RolloutConfig
 
 _OPTIONS = "rollout.program.options"
 CLASSES = {
@@ -71,9 +71,9 @@ def slime_config_schemas() -> Mapping[str, type]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
+def slime_check(rollout: RolloutConfig) -> Sequence[SlimeError]:
     """What a program names must be there, and be of the form that it needs, before anything starts."""
-    program = cfg.rollout.program
+    program = rollout.program
     options, found = program.options, list[SlimeError]()
     if program.name == "endpoint" and program.environment:
         what, todo = "an agent's command is no worker", f"Name the variables in {_OPTIONS}.environment."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from slime.estimator import Estimator
 from slime.hookspecs import hookimpl
-from slime.objective import Objective, Source
+from slime.objective import Objective, Source, TrainsOn
 from slime_algorithms.distillation.opd import NoReward, Opd
 from slime_algorithms.policy_losses.estimators import ReinforcePp, ReinforcePpBaseline, Rloo
 from slime_algorithms.policy_losses.objectives import Cispo, Dppo, Gspo, Sapo
@@ -16,7 +16,7 @@ from slime_algorithms.preferences.dpo import Dpo
 from slime_algorithms.preferences.reward_model import RewardModel
 
 if TYPE_CHECKING:
-    from slime.config.schema import SlimeConfig
+    from slime.config.schema import AlgoConfig, ModelConfig, RolloutConfig
     from slime.errors import SlimeError
     from slime.run_dir import RunDir
     from slime.topology.topology import Topology
@@ -57,16 +57,16 @@ def slime_preflights() -> Mapping[str, Callable[..., None]]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
+def slime_check(algo: AlgoConfig, model: ModelConfig, rollout: RolloutConfig) -> Sequence[str | SlimeError]:
     """Why a run cannot learn from its teacher, or has none where it needs one."""
-    from slime.algo.stages import run_stages
+    from slime.algo.stages import PenalisesRewards, objective_of
     from slime_algorithms.distillation.teacher import group_problems, teacher_problems, top_problems
 
-    chosen, temperature, model = run_stages(cfg).all[-1], cfg.rollout.sampling.temperature, cfg.model
-    opd = chosen.objective if isinstance(chosen.objective, Opd) else None
-    if cfg.algo.advantage == "none" and chosen.reinforces and not opd:
-        return [f"algo.advantage=none leaves algo={cfg.algo.name} nothing to learn from, as it has no teacher"]
-    if cfg.algo.advantage == "none" and chosen.penalised_by:
+    objective, temperature = objective_of(algo), rollout.sampling.temperature
+    opd = objective if isinstance(objective, Opd) else None
+    if algo.advantage == "none" and objective.trains_on is TrainsOn.rollouts and not opd:
+        return [f"algo.advantage=none leaves algo={algo.name} nothing to learn from, as it has no teacher"]
+    if algo.advantage == "none" and isinstance(objective, PenalisesRewards) and objective.penalised_by:
         return ["algo.kl_in=reward does nothing with algo.advantage=none, which leaves rewards out: set it to loss"]
     if opd and opd.is_served and temperature != 1:
         key = "teacher_url" if opd.teacher_url else "teacher_engines"
@@ -74,16 +74,17 @@ def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
         return [f"{what} (it is {temperature:g}), or have the trainers hold the teacher (algo.teacher.path)"]
     found = [*top_problems(model, opd.teacher_top_k)] if opd and opd.teacher_top_k else []
     if opd and opd.teacher_engines:
-        return [*found, *group_problems(model, cfg.rollout, opd.teacher_engines)]
-    return [*found, *(teacher_problems(model, cfg.algo) if run_stages(cfg).needs(Source.teacher) else ())]
+        return [*found, *group_problems(model, rollout, opd.teacher_engines)]
+    has_teacher = any(column.source is Source.teacher for column in objective.needs)
+    return [*found, *(teacher_problems(model, algo) if has_teacher else ())]
 
 
 def require_teacher(topology: Topology, run: RunDir, nodes: Collection[str], writes: bool) -> None:
     """Before anything of a run that trains starts: its teacher is served, and has the model's tokens."""
-    from slime.algo.stages import run_stages
+    from slime.algo.stages import objective_of
     from slime.config.paths import resolve
 
-    model, objective = topology.config.model, run_stages(topology.config).all[-1].objective
+    model, objective = topology.config.model, objective_of(topology.config.algo)
     if writes and isinstance(objective, Opd) and objective.teacher_url:
         from slime_algorithms.distillation.served import Server
 

@@ -13,7 +13,7 @@ from slime_filters.dynamic_sampling.overlong import Overlong
 from slime_filters.dynamic_sampling.staleness import Staleness
 
 if TYPE_CHECKING:
-    from slime.config.schema import SlimeConfig
+    from slime.config.schema import FilterConfig, RolloutConfig
 
 
 @hookimpl
@@ -37,12 +37,12 @@ def slime_config_paths() -> Sequence[str]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
+def slime_check(filter: FilterConfig, rollout: RolloutConfig) -> Sequence[SlimeError]:
     """`dynamic-sampling` must be able to keep a group."""
-    chosen = {cfg.filter.name: cfg.filter.options, **cfg.filter.then}.get("dynamic-sampling")
+    chosen = {filter.name: filter.options, **filter.then}.get("dynamic-sampling")
     if chosen is None:
         return []
-    least, given = max(2, chosen.get("min_values", DynamicSampling.min_values)), cfg.rollout.samples_per_prompt
+    least, given = max(2, chosen.get("min_values", DynamicSampling.min_values)), rollout.samples_per_prompt
     if given >= least:
         return []
     what = f"is {given}, and filter 'dynamic-sampling' drops every prompt with fewer than {least} rewards to compare"

@@ -21,12 +21,30 @@ class DecoderConfig:
 
 
 class WindowConfig(DecoderConfig):
-    """The same of decoders that might have sliding windows in some layers."""
+    """The same of decoders that might have sliding windows in some layers, with the sizes that they all begin with."""
 
+    vocab_size: Size = 151_936
+    hidden_size: Size = 4096
+    intermediate_size: Size = 22_016
+    num_hidden_layers: Size = 32
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size | None = 32
+    max_position_embeddings: Size = 32_768
     use_sliding_window: Flag = False
     sliding_window: Size | None = 4096
     max_window_layers: Count = 28
     layer_types: Texts | None = None
+
+
+class BesideWindows:
+    """What SGLang's classes of such decoders and transformers' models read beside, or published folders have."""
+
+    dual_chunk_attention_config: Object | None = None
+    head_dim: Size | None = None
+    original_num_attention_heads: Size | None = None
+    partial_rotary_factor: Positive = 1.0
+    scale_emb: Number | None = None
+    use_mrope: Flag = False
 
 
 class LatentExpertsConfig(DecoderConfig):
@@ -57,3 +75,12 @@ class BesideLatentExperts:
     scoring_func: Text = "sigmoid"
     swiglu_limit: Number | None = None
     topk_method: Text = "noaux_tc"
+
+
+class BesideIndexers(BesideLatentExperts):
+    """The same where layers have indexers: which of them, SGLang's classes would read."""
+
+    index_topk_freq: Size | None = None
+    index_skip_topk_offset: Size | None = None
+    index_topk_pattern: Text | Texts | None = None
+    rope_interleave: Flag = True

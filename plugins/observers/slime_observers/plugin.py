@@ -16,7 +16,7 @@ from slime_observers.trackio.tracker import Trackio
 from slime_observers.wandb.tracker import WeightsAndBiases
 
 if TYPE_CHECKING:
-    from slime.config.schema import SlimeConfig
+    from slime.config.schema import ObserveConfig
 
 
 @hookimpl
@@ -38,9 +38,9 @@ def slime_trackers() -> Mapping[str, Callable[..., Tracker]]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[str]:
+def slime_check(observe: ObserveConfig) -> Sequence[str]:
     """What a chosen tracker needs must be there."""
-    trackers, found = cfg.observe.trackers, list[str]()
+    trackers, found = observe.trackers, list[str]()
     if "mlflow" in trackers and not (trackers["mlflow"].get("tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")):
         found.append("observe.trackers.mlflow.tracking_uri is not set, nor MLFLOW_TRACKING_URI: where to is not known")
     for name in ("mlflow", "trackio", "wandb"):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from slime.algo.stages import reinforces
 from slime.compose.data_files import FIRST_ROWS
 from slime.config.paths import resolve_rows
-from slime.config.schema import SlimeConfig
+from slime.config.schema import AlgoConfig, DataConfig, EvalConfig
 from slime.data.rows import Row, first_rows
 from slime.errors import SlimeError
 
@@ -39,14 +39,13 @@ class JudgedSet(NamedTuple):
             return
 
 
-def judged_sets(cfg: SlimeConfig) -> Iterator[JudgedSet]:
-    """The prompt sets that a run has judged."""
-    learns, own = reinforces(cfg.algo), cfg.data.label_key
-    sets = {**(cfg.data.named() if learns else {}), **cfg.eval.named()}
-    judged = [("data", cfg.data.path if learns else None, own, cfg.reward.name)]
-    judged += [("eval", cfg.eval.path, own, cfg.reward.name)]
-    judged += [(home, each.path, each.label_key, each.reward or cfg.reward.name) for home, each in sets.items()]
-    for home, path, label_key, reward in judged:
+def judged_sets(algo: AlgoConfig, data: DataConfig, evaluation: EvalConfig, reward: str) -> Iterator[JudgedSet]:
+    """The prompt sets that a run has judged, by `reward` unless they have their own."""
+    learns, own = reinforces(algo), data.label_key
+    sets = {**(data.named() if learns else {}), **evaluation.named()}
+    judged = [("data", data.path if learns else None, own, reward), ("eval", evaluation.path, own, reward)]
+    judged += [(home, each.path, each.label_key, each.reward or reward) for home, each in sets.items()]
+    for home, path, label_key, by in judged:
         if path is not None:
             stated_by = "data.label_key" if own is None else f"{home}.label_key"
-            yield JudgedSet(f"{home}.path", path, stated_by, label_key, reward)
+            yield JudgedSet(f"{home}.path", path, stated_by, label_key, by)

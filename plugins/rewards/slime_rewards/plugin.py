@@ -9,7 +9,7 @@ from slime.contracts import RewardModel
 from slime.hookspecs import hookimpl, later
 
 if TYPE_CHECKING:
-    from slime.config.schema import SlimeConfig
+    from slime.config.schema import AlgoConfig, DataConfig, EvalConfig, RewardConfig, RolloutConfig
     from slime.errors import SlimeError
     from slime.sizes.estimate import PlanPart
 
@@ -50,21 +50,24 @@ def slime_rewards() -> Mapping[str, Callable[..., RewardModel]]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[str | SlimeError]:
+def slime_check(
+    algo: AlgoConfig, rollout: RolloutConfig, data: DataConfig, eval: EvalConfig, reward: RewardConfig
+) -> Sequence[str | SlimeError]:
     """Labels must be what their rewards read, and what a reward asks or runs in must be there."""
+    from slime.topology.engines import generates
     from slime_rewards.code.uses import label_problems as code_labels
     from slime_rewards.code.uses import sandbox_problems
     from slime_rewards.general.asked import engine_problems, problems
     from slime_rewards.labels import judged_sets
     from slime_rewards.math.labels import label_problems as math_labels
 
-    judged, sets = [*judged_sets(cfg)], {**cfg.data.named(), **cfg.eval.named()}
-    found: list[str | SlimeError] = [*sandbox_problems(cfg.reward, cfg.rollout.program, sets), *code_labels(judged)]
-    found += problems(cfg.reward.name, cfg.reward.options)
+    judged, sets = [*judged_sets(algo, data, eval, reward.name)], {**data.named(), **eval.named()}
+    found: list[str | SlimeError] = [*sandbox_problems(reward, rollout.program, sets), *code_labels(judged)]
+    found += problems(reward.name, reward.options)
     for home, own in sets.items():
         found += problems(own.reward or "", own.reward_options, f"{home}.reward_options")
     found += math_labels(judged)
-    return [*found, *engine_problems(cfg)]
+    return [*found, *(engine_problems(reward, data, eval, rollout.engines) if generates(algo, eval) else ())]
 
 
 @hookimpl

@@ -252,7 +252,7 @@ def round_trips(
     for number, (layout, parallel) in enumerate(layouts.items()):
         cfg = run_config(family, folder, parallel)
         if number:
-            megatron.make_groups(cfg)
+            megatron.make_groups(cfg.train.megatron, cfg.run.seed)
         else:
             megatron.initialize(cfg, *rank)
         hf = read_hf_config(str(folder))

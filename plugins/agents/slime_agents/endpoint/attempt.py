@@ -14,15 +14,7 @@ from slime.conversation import RefusedError, TooLongError
 from slime.types import Message, Turn, Verdict
 from slime_agents.endpoint.forms import WORDS, as_the_run_wants, is_missed, is_of_reading
 from slime_agents.endpoint.hearing import Hearing, Stops
-from slime_agents.endpoint.said import (
-    FULL,
-    Answer,
-    RefusedRequestError,
-    Repeated,
-    Request,
-    check_results,
-    messages_of,
-)
+from slime_agents.endpoint.said import FULL, Answer, RefusedRequestError, Repeated, Request, check_results, messages_of
 from slime_agents.endpoint.tree import Asked, Node, Place, Spoken, Thread, Tree
 
 log = logging.getLogger(__name__)

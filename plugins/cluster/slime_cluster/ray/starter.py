@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slime.algo.stages import run_stages
+from slime.algo.stages import reinforces
 from slime.cluster.placement import HOST_LABEL
 from slime.cluster.ray_starter import TOKEN_PATH, token_file
-from slime.config.schema import ClusterConfig, SlimeConfig
+from slime.config.schema import AlgoConfig, ClusterConfig, RolloutConfig, SftConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
 from slime.plan.commands import join
@@ -40,13 +40,13 @@ TOKEN = "RAY_AUTH_TOKEN"
 RAYLET_PID = "RAY_RAYLET_PID"
 
 
-def object_store_bytes(cfg: SlimeConfig) -> int:
-    """Size of a host's object store that holds every share of the largest batch of a step. Ray takes the memory as
-    objects come; one that it has no room for goes over the disk."""
-    reinforced = cfg.rollout.prompts_per_step * cfg.rollout.samples_per_prompt
+def object_store_bytes(algo: AlgoConfig, rollout: RolloutConfig, sft: SftConfig, max_tokens: int) -> int:
+    """Size of a host's object store that holds every share of the largest batch of a step, of micro-batches of at most
+    `max_tokens`. Ray takes the memory as objects come; one that it has no room for goes over the disk."""
+    reinforced = rollout.prompts_per_step * rollout.samples_per_prompt
     num_tokens = max(
-        reinforced * longest_of(cfg.rollout, cfg.rollout.sampling) if run_stages(cfg).reinforces else 0,
-        cfg.sft.batch_size * cfg.train.max_tokens_per_micro_batch if cfg.sft.num_steps else 0,
+        reinforced * longest_of(rollout, rollout.sampling) if reinforces(algo) else 0,
+        sft.batch_size * max_tokens if sft.num_steps else 0,
     )
     return SMALL_CALLS_BYTES + int(1.1 * TOKEN_BYTES * num_tokens)  # sequences are padded
 
@@ -59,16 +59,16 @@ def here(topology: Topology, run: Path | None = None) -> contextlib.AbstractCont
 
 @contextlib.contextmanager
 def _here(topology: Topology, run: Path | None) -> Iterator[LocalRay]:
-    cluster, mark = topology.cluster, secrets.token_hex(4)
+    cfg, cluster, mark = topology.config, topology.cluster, secrets.token_hex(4)
     launcher = launcher_of(cluster)
     hosts = launcher.hosts(cluster) if launcher else []
     own = launcher.this_host(cluster) if launcher else None
     processes = topology.num_processes
     num_slots = processes[own.number] if own else sum(processes)
-    store = object_store_bytes(topology.config)
+    store = object_store_bytes(cfg.algo, cfg.rollout, cfg.sft, cfg.train.max_tokens_per_micro_batch)
     with contextlib.ExitStack() as stack:
         left: Record | None = None
-        if found := run and stack.enter_context(taken_over(run, container(topology.config))):
+        if found := run and stack.enter_context(taken_over(run, container(cfg))):
             left, reaper = found
             mark = left.mark
         else:
@@ -76,7 +76,7 @@ def _here(topology: Topology, run: Path | None) -> Iterator[LocalRay]:
         started = stack.enter_context(
             ray_cluster(cluster, num_slots, store, own, mark=mark, note=reaper.note, left=left)
         )
-        yield LocalRay(mark, started, hosts, own, reaper, run, left)
+        yield LocalRay(mark, store, started, hosts, own, reaper, run, left)
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class LocalRay:
     """A `slime.cluster.ray_starter.RayHere`.
 
     Attributes:
+        store_bytes: size of each host's object store.
         started: what runs on this host.
         hosts: that the launcher brings up, this one among them.
         own: this host among them; None without a launcher.
@@ -91,6 +92,7 @@ class LocalRay:
     """
 
     mark: str
+    store_bytes: int
     started: OwnRay
     hosts: Sequence[str]
     own: ThisHost | None
@@ -135,7 +137,7 @@ class LocalRay:
 
     def _orders(self, topology: Topology) -> dict[str, Order]:
         """Ray on each of the other hosts."""
-        cluster, processes, store = topology.cluster, topology.num_processes, object_store_bytes(topology.config)
+        cluster, processes = topology.cluster, topology.num_processes
         limit_s = cluster.start_timeout_s
         return {
             name: Order(
@@ -144,7 +146,7 @@ class LocalRay:
                 environment=ENVIRONMENT | start_environment(limit_s) | {TOKEN: _token()},
                 folder="",
                 module="slime_cluster.ray.node",
-                arguments=[str(limit_s), self.mark, *_join(cluster, number, processes[number], store)],
+                arguments=[str(limit_s), self.mark, *_join(cluster, number, processes[number], self.store_bytes)],
             )
             for number, name in enumerate(self.hosts)
             if self.own and number != self.own.number

@@ -19,6 +19,10 @@ def sample(num_prompt_tokens: int, num_response_tokens: int) -> TrainSample:
     return TrainSample(tokens, values, dict.fromkeys(("advantages", "rollout_logprobs", "is_current"), values))
 
 
+def store_of(cfg: SlimeConfig) -> int:
+    return object_store_bytes(cfg.algo, cfg.rollout, cfg.sft, cfg.train.max_tokens_per_micro_batch)
+
+
 @pytest.mark.parametrize("num_dp", [1, 4])
 def test_the_largest_batch_fits(num_dp: int) -> None:
     sampling = SamplingConfig(max_response_tokens=1000)
@@ -34,14 +38,14 @@ def test_the_largest_batch_fits(num_dp: int) -> None:
     )
     shares = [[batch.share(rank) for batch in batches] for rank in range(num_dp)]
     held = sum(len(pickle.dumps(share, protocol=5)) for share in shares)
-    assert held < object_store_bytes(cfg) - SMALL_CALLS_BYTES < 1.2 * held
+    assert held < store_of(cfg) - SMALL_CALLS_BYTES < 1.2 * held
 
 
 def test_demonstrations_count_where_they_are_more() -> None:
     cfg = SlimeConfig()
     cfg.algo.name, cfg.rollout.prompts_per_step = "grpo", 1
-    without = object_store_bytes(cfg)
+    without = store_of(cfg)
     cfg.sft = SftConfig(num_steps=1, batch_size=1000)
-    assert object_store_bytes(cfg) > without
+    assert store_of(cfg) > without
     cfg.sft.num_steps = 0
-    assert object_store_bytes(cfg) == without
+    assert store_of(cfg) == without

@@ -9,7 +9,7 @@ from slime.config.gpus import ROW, gpu_of
 from slime.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from slime.config.schema import SlimeConfig
+    from slime.config.schema import ClusterConfig, RolloutConfig
     from slime.errors import SlimeError
     from slime.topology.quantization import Quantization
 
@@ -27,13 +27,13 @@ def slime_config_schemas() -> Mapping[str, type]:
 
 
 @hookimpl
-def slime_check(cfg: SlimeConfig) -> Sequence[SlimeError]:
-    gpu = gpu_of(cfg.cluster)
-    if gpu is None or getattr(cfg.rollout, "fp8", None) is None:
+def slime_check(cluster: ClusterConfig, rollout: RolloutConfig) -> Sequence[SlimeError]:
+    gpu = gpu_of(cluster)
+    if gpu is None or getattr(rollout, "fp8", None) is None:
         return []
     from slime_megatron.fp8_block.config import gpu_problem
 
-    problem = gpu_problem(cfg.cluster.gpu or ROW, gpu.capability)
+    problem = gpu_problem(cluster.gpu or ROW, gpu.capability)
     return [problem] if problem else []
 
 

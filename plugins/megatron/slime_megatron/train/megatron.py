@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from megatron_core_portable import apply_fixups, cpu_stands_in_for_cuda
 from slime.config.changes import changed
 from slime.config.hf import QUANTIZATION
 from slime.config.paths import resolve
-from slime.config.schema import ModelConfig, SlimeConfig, TrainConfig
+from slime.config.schema import ClusterConfig, ModelConfig, SlimeConfig, TrainConfig
 from slime.errors import SlimeError
 from slime.layout import default_etp
 from slime.models.bridge import HasModel, HfConfig, ModelBridge, traits_of
@@ -81,36 +81,37 @@ def initialize(cfg: SlimeConfig, rank: int, world_size: int, master_addr: str, m
     """
     timeout = timedelta(seconds=cfg.cluster.hang_timeout_s)
     if master_port:
-        join(cfg, rank, world_size, (join_store if rank else serve_store)(master_addr, master_port, timeout))
+        join(cfg.cluster, rank, world_size, (join_store if rank else serve_store)(master_addr, master_port, timeout))
     else:
-        join(cfg, rank, world_size, file_store(master_addr, timeout))
+        join(cfg.cluster, rank, world_size, file_store(master_addr, timeout))
+    make_groups(cfg.train.megatron, cfg.run.seed)
 
 
-def initialize_alone(cfg: SlimeConfig) -> None:
+def initialize_alone(cluster: ClusterConfig, megatron: Mapping[str, Any], seed: int) -> None:
     """`initialize` where this process is the only rank."""
-    join(cfg, 0, 1, dist.HashStore())  # type: ignore[attr-defined]
+    join(cluster, 0, 1, dist.HashStore())  # type: ignore[attr-defined]
+    make_groups(megatron, seed)
 
 
-def join(cfg: SlimeConfig, rank: int, world_size: int, store: Any) -> None:
-    """`initialize` by a store (torch's) that is there already."""
-    cuda = cfg.cluster.on_gpus
+def join(cluster: ClusterConfig, rank: int, world_size: int, store: Any) -> None:
+    """Join the process group by a store (torch's) that is there already."""
+    cuda = cluster.on_gpus
     if cuda:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     apply_fixups()
     if dist.is_initialized():  # of a trainer that this process was before
         dist.destroy_process_group()
-    timeout = timedelta(seconds=cfg.cluster.hang_timeout_s)
+    timeout = timedelta(seconds=cluster.hang_timeout_s)
     dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
-    make_groups(cfg)
 
 
-def make_groups(cfg: SlimeConfig) -> None:
-    """Make Megatron's parallel groups and seeds for the layout of `cfg`; again for another layout.
+def make_groups(megatron: Mapping[str, Any], seed: int) -> None:
+    """Make Megatron's parallel groups and seeds for the layout of `train.megatron`; again for another layout.
 
     Raises:
         SlimeError: the parallel sizes do not divide the number of ranks.
     """
-    sizes = {name: cfg.train.megatron[name] for name in _GROUP_SIZES if cfg.train.megatron.get(name) is not None}
+    sizes = {name: megatron[name] for name in _GROUP_SIZES if megatron.get(name) is not None}
     tp, ep = (sizes.get(f"{kind}_model_parallel_size", 1) for kind in ("tensor", "expert"))
     sizes.setdefault("expert_tensor_parallel_size", default_etp(tp, ep))
     parallel_state.destroy_model_parallel()
@@ -120,7 +121,7 @@ def make_groups(cfg: SlimeConfig) -> None:
         raise SlimeError(
             str(error), where="train.megatron", todo="Make the parallel sizes divide cluster.num_trainers."
         ) from error
-    _seed(cfg.run.seed)
+    _seed(seed)
 
 
 def _seed(base: int) -> None:
@@ -146,9 +147,9 @@ def build(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, *, kind: type[Pol
         raise problem
     is_policy, traits = kind is PolicyModel, traits_of(bridge, hf)
     adapters = adapters_of(cfg.train) if is_policy else None
-    config = settings.transformer_config(cfg, bridge, hf, traits)
+    config = settings.transformer_config(cfg.train, bridge, hf, traits, on_gpus=cfg.cluster.on_gpus)
     with cpu_stands_in_for_cuda():
-        modules = _modules(kind, cfg, bridge, hf, config, traits if is_policy else ())
+        modules = _modules(kind, cfg.model, cfg.train, bridge, hf, config, traits if is_policy else ())
         if adapters:
             adapters.attach(modules, bridge.weight_mapping(hf), cfg.run.seed)
         if cfg.cluster.on_gpus:
@@ -187,16 +188,16 @@ def _base(model: ModelConfig) -> Base:
     return Base(str(resolve(model.path).absolute()), weights)
 
 
-def sharing_of(cfg: SlimeConfig, model: Model) -> float:
+def sharing_of(train: TrainConfig, model: Model, *, on_gpus: bool) -> float:
     """When packs hold the prompt of several samples once: `share_below` of `slime.train.packing.pack`.
 
     Raises:
         SlimeError: `train.share_prompts` wants what the model cannot.
     """
-    found = _obstacle_to_sharing(cfg.train, model)
-    if cfg.train.share_prompts and found:
+    found = _obstacle_to_sharing(train, model)
+    if train.share_prompts and found:
         raise sharing_problem(found)
-    return share_below(cfg.train, on_gpus=cfg.cluster.on_gpus, obstacle=found)
+    return share_below(train, on_gpus=on_gpus, obstacle=found)
 
 
 def _obstacle_to_sharing(train: TrainConfig, model: Model) -> str | None:
@@ -210,25 +211,26 @@ def _obstacle_to_sharing(train: TrainConfig, model: Model) -> str | None:
     return type(unaware[0][-1]).__name__ if unaware else None
 
 
-def skeleton(cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig) -> Model:
+def skeleton(model: ModelConfig, train: TrainConfig, bridge: ModelBridge, hf: HfConfig, *, on_gpus: bool) -> Model:
     """The modules of `build` with names, shapes and parallel marks, but without memory for their parameters, and
     without chunks."""
     traits = traits_of(bridge, hf)
-    config = settings.transformer_config(cfg, bridge, hf, traits)
+    config = settings.transformer_config(train, bridge, hf, traits, on_gpus=on_gpus)
     with cpu_stands_in_for_cuda(), torch.device("meta"):
-        return Model([], _modules(PolicyModel, cfg, bridge, hf, config, traits), config, traits)
+        return Model([], _modules(PolicyModel, model, train, bridge, hf, config, traits), config, traits)
 
 
 def _modules(
     kind: type[PolicyModel],
-    cfg: SlimeConfig,
+    model: ModelConfig,
+    train: TrainConfig,
     bridge: ModelBridge,
     hf: HfConfig,
     config: TransformerConfig,
     traits: Sequence[Traits],
 ) -> list[PolicyModel]:
-    kwargs: dict[str, Any] = {"chunk_tokens": cfg.train.logprob_chunk_tokens, "fp32_logits": cfg.model.fp32_lm_head}
-    kwargs |= {"batch_invariant": cfg.model.batch_invariant}
+    kwargs: dict[str, Any] = {"chunk_tokens": train.logprob_chunk_tokens, "fp32_logits": model.fp32_lm_head}
+    kwargs |= {"batch_invariant": model.batch_invariant}
     kwargs |= _model_kwargs(bridge, hf, config)
     kwargs["heads"] = [trait.head(config) for trait in traits if trait.head is not None]
     stages = range(config.virtual_pipeline_model_parallel_size or 1)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from megatron_core_portable import FusedAdam
-from slime.algo.stages import policy_steps
-from slime.config.schema import LrDecay, SlimeConfig
-from slime.types import SFT
+from slime.algo.stages import run_stages
+from slime.config.schema import LrDecay, SftConfig, SlimeConfig, TrainConfig
+from slime.types import RL, SFT
 from slime_megatron.train import settings
 from slime_megatron.train.megatron import Model
 from slime_megatron.train.slices import save_slices
@@ -34,15 +34,15 @@ class LrSchedule:
     decay: LrDecay
     decay_steps: int
 
+    @classmethod
+    def supervised(cls, sft: SftConfig) -> LrSchedule:
+        return cls(SFT, sft.lr, 0.0, sft.lr_warmup_steps, sft.lr_decay, sft.num_steps)
 
-def schedule_of(cfg: SlimeConfig, stage: str) -> LrSchedule:
-    """The learning-rate schedule of a supervised or a reinforcement-learning stage."""
-    if stage == SFT:
-        return LrSchedule(stage, cfg.sft.lr, 0.0, cfg.sft.lr_warmup_steps, cfg.sft.lr_decay, cfg.sft.num_steps)
-    optimizer, train = settings.optimizer_config(cfg), cfg.train
-    decay_steps = train.lr_decay_steps or policy_steps(cfg)
-    min_lr = optimizer.min_lr or 0.0
-    return LrSchedule(stage, optimizer.lr, min_lr, train.lr_warmup_steps, train.lr_decay, decay_steps)
+    @classmethod
+    def reinforced(cls, train: TrainConfig, optimizer: OptimizerConfig, policy_steps: int) -> LrSchedule:
+        """`policy_steps`: optimizer steps of the stage."""
+        steps, min_lr = train.lr_decay_steps or policy_steps, optimizer.min_lr or 0.0
+        return cls(RL, optimizer.lr, min_lr, train.lr_warmup_steps, train.lr_decay, steps)
 
 
 def scheduler_of(optimizer: Any, schedule: LrSchedule, weight_decay: float) -> OptimizerParamScheduler:
@@ -78,7 +78,8 @@ class Optimizer:
 
     def __init__(self, cfg: SlimeConfig, model: Model) -> None:
         self._cfg, self._traits = cfg, model.traits
-        self.megatron = get_megatron_optimizer(settings.optimizer_config(cfg), model.chunks)
+        self._config = settings.optimizer_config(cfg.train, on_gpus=cfg.cluster.on_gpus)
+        self.megatron = get_megatron_optimizer(self._config, model.chunks)
         for part in parts_of(self.megatron):
             if part.optimizer is not None:
                 _drop_classes(part.optimizer)
@@ -102,8 +103,12 @@ class Optimizer:
 
     def set_schedule(self, stage: str) -> None:
         """Take up the schedule of `stage` from its beginning, moments as they are."""
-        schedule = schedule_of(self._cfg, stage)
-        self.scheduler = scheduler_of(self.megatron, schedule, self.megatron.config.weight_decay)
+        if stage == SFT:
+            schedule = LrSchedule.supervised(self._cfg.sft)
+        else:
+            steps = run_stages(self._cfg)[stage].policy_steps
+            schedule = LrSchedule.reinforced(self._cfg.train, self._config, steps)
+        self.scheduler = scheduler_of(self.megatron, schedule, self._config.weight_decay)
         self.stage = stage
 
     def step(self) -> tuple[float, float]:

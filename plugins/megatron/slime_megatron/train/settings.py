@@ -17,7 +17,7 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from slime.compose.derive import required_megatron
-from slime.config.schema import OPTIMIZER_DEFAULTS, SlimeConfig
+from slime.config.schema import OPTIMIZER_DEFAULTS, TrainConfig
 from slime.errors import SlimeError, did_you_mean
 from slime.layout import default_etp, trains_experts
 from slime.models.bridge import HfConfig, ModelBridge
@@ -32,7 +32,7 @@ _DTYPE_KEYS = {"params_dtype", "pipeline_dtype", "autocast_dtype", "main_grads_d
 
 
 def transformer_config(
-    cfg: SlimeConfig, bridge: ModelBridge, hf: HfConfig, traits: Sequence[Traits]
+    train: TrainConfig, bridge: ModelBridge, hf: HfConfig, traits: Sequence[Traits], *, on_gpus: bool
 ) -> TransformerConfig:
     """Megatron's TransformerConfig of this model in this layout: MLATransformerConfig for latent attention, or what a
     block of the model brings.
@@ -43,13 +43,11 @@ def transformer_config(
     Raises:
         SlimeError: Megatron-core refuses the combination, or it contradicts what slime's code depends on.
     """
-    values = (
-        _defaults(cfg.train.megatron, cfg.cluster.on_gpus) | bridge.transformer_config(hf) | dict(cfg.train.megatron)
-    )
+    values = _defaults(train.megatron, on_gpus) | bridge.transformer_config(hf) | dict(train.megatron)
     for trait in traits:
-        if not trait.coefficient(cfg.train):
+        if not trait.coefficient(train):
             values |= trait.while_frozen
-        if trait.recording and cfg.train.routing_replay:
+        if trait.recording and train.routing_replay:
             values |= trait.recording.megatron_fields
     if isinstance(activation := values.get("activation_func"), str):
         values["activation_func"] = getattr(F, activation)
@@ -67,18 +65,18 @@ def _kind(values: Mapping[str, Any], traits: Sequence[Traits]) -> type:
     return kind
 
 
-def optimizer_config(cfg: SlimeConfig) -> OptimizerConfig:
+def optimizer_config(train: TrainConfig, *, on_gpus: bool) -> OptimizerConfig:
     """Megatron's OptimizerConfig: distributed optimizer, `OPTIMIZER_DEFAULTS` unless `train.optimizer` says otherwise.
 
     With `optimizer_cpu_offload` moments and master weights lie in host memory, where Adam runs on them.
     """
-    precision = _precision(cfg.train.megatron, cfg.cluster.on_gpus)
+    precision = _precision(train.megatron, on_gpus)
     defaults: dict[str, Any] = {**OPTIMIZER_DEFAULTS, "use_distributed_optimizer": True}
-    if cfg.train.optimizer.get("optimizer_cpu_offload"):
+    if train.optimizer.get("optimizer_cpu_offload"):
         # Megatron-core's way to leave master weights to the inner optimizer; it has no other for this one.
         defaults |= {"use_precision_aware_optimizer": True, "optimizer_offload_fraction": 1.0}
     kept = {key: value for key, value in precision.items() if key in ("bf16", "params_dtype")}
-    return _construct(OptimizerConfig, defaults | kept | dict(cfg.train.optimizer), "train.optimizer")
+    return _construct(OptimizerConfig, defaults | kept | dict(train.optimizer), "train.optimizer")
 
 
 def ddp_config(ddp: Mapping[str, Any]) -> DistributedDataParallelConfig:

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 from megatron.core.distributed import finalize_model_grads
-from megatron.core.distributed.finalize_model_grads import (
-    _update_router_expert_bias,
-    reset_model_temporary_tensors,
-)
+from megatron.core.distributed.finalize_model_grads import _update_router_expert_bias, reset_model_temporary_tensors
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 

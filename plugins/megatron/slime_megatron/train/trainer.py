@@ -98,8 +98,8 @@ class Trainer(Exports):
             self.data_parallel_size,
             self.packing_align,
             self.micro_batch_multiple,
-            megatron.sharing_of(self.cfg, self.model),
-            attention(self.cfg, plugins.load()),
+            megatron.sharing_of(self.cfg.train, self.model, on_gpus=self.cfg.cluster.on_gpus),
+            attention(self.cfg.model, self.cfg.train.megatron, plugins.load()),
             max((loss.lookahead for loss, _ in self.extra_losses), default=0),
         )
 

@@ -8,7 +8,7 @@ import torch
 from megatron.core.transformer.moe.router import Router
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from slime.config.schema import Device, SlimeConfig
+from slime.config.schema import TrainConfig
 from slime.errors import SlimeError
 from slime.models.traits import WORTH_SHARING, Traits
 from slime_megatron.train.megatron import Model, sharing_of
@@ -33,17 +33,15 @@ def model(*traits: Traits, modules: Sequence[Any] = (), **fields: Any) -> Model:
     return Model([], list(modules), config, traits)
 
 
-def cfg(wanted: bool | None, device: Device = Device.cpu) -> SlimeConfig:
-    found = SlimeConfig()
-    found.train.share_prompts, found.cluster.device = wanted, device
-    return found
+def shared(wanted: bool | None, model: Model, *, on_gpus: bool = False) -> float:
+    return sharing_of(TrainConfig(share_prompts=wanted), model, on_gpus=on_gpus)
 
 
 def test_prompts_are_shared_unless_told_otherwise_on_gpus_where_it_pays() -> None:
-    assert sharing_of(cfg(None), model()) == 1
-    assert sharing_of(cfg(False), model()) == sharing_of(cfg(False, Device.cuda), model()) == 0
-    assert sharing_of(cfg(None, Device.cuda), model()) == WORTH_SHARING
-    assert sharing_of(cfg(True, Device.cuda), model()) == 1
+    assert shared(None, model()) == 1
+    assert shared(False, model()) == shared(False, model(), on_gpus=True) == 0
+    assert shared(None, model(), on_gpus=True) == WORTH_SHARING
+    assert shared(True, model(), on_gpus=True) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,7 +53,7 @@ def test_prompts_are_shared_unless_told_otherwise_on_gpus_where_it_pays() -> Non
     ],
 )
 def test_a_model_that_needs_whole_sequences_gets_them(whole: Model, named: str) -> None:
-    assert sharing_of(cfg(None), whole) == 0
+    assert shared(None, whole) == 0
     with pytest.raises(SlimeError, match=named) as refused:
-        sharing_of(cfg(True), whole)
+        shared(True, whole)
     assert refused.value.where == "train.share_prompts"

@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
+from slime.algo.stages import run_stages
 from slime.config.schema import LrDecay, SlimeConfig
-from slime_megatron.train.optimizer import LrSchedule, schedule_of, scheduler_of
+from slime.types import SFT
+from slime_megatron.train.optimizer import LrSchedule, scheduler_of
+from slime_megatron.train.settings import optimizer_config
 
 PEAK = 0.6
+
+
+def schedule_of(cfg: SlimeConfig, stage: str) -> LrSchedule:
+    if stage == SFT:
+        return LrSchedule.supervised(cfg.sft)
+    optimizer = optimizer_config(cfg.train, on_gpus=False)
+    return LrSchedule.reinforced(cfg.train, optimizer, run_stages(cfg)[stage].policy_steps)
 
 
 def rates(schedule: LrSchedule, num_steps: int) -> list[float]:

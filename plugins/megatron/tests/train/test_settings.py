@@ -9,7 +9,7 @@ import torch
 
 from megatron_core_portable import apply_fixups
 from slime import plugins
-from slime.config.schema import Device, SlimeConfig
+from slime.config.schema import TrainConfig
 from slime.errors import SlimeError
 from slime.layout import read_grid
 from slime_megatron.train import settings
@@ -20,9 +20,8 @@ FAMILY = HF | {"rms_norm_eps": 1e-5}
 
 
 def config(**megatron: Any) -> Any:
-    cfg = SlimeConfig()
-    cfg.train.megatron = megatron
-    return settings.transformer_config(cfg, plugins.load().models.create("glm4"), FAMILY, ())
+    train = TrainConfig(megatron=megatron)
+    return settings.transformer_config(train, plugins.load().models.create("glm4"), FAMILY, (), on_gpus=False)
 
 
 def test_what_the_code_depends_on_is_set() -> None:
@@ -49,12 +48,11 @@ def test_the_user_overrules_the_family_and_names_dtypes() -> None:
 
 
 def test_gpus_train_in_bf16() -> None:
-    cfg = SlimeConfig()
-    cfg.cluster.device = Device.cuda
-    made = settings.transformer_config(cfg, plugins.load().models.create("glm4"), FAMILY, ())
+    train = TrainConfig()
+    made = settings.transformer_config(train, plugins.load().models.create("glm4"), FAMILY, (), on_gpus=True)
     assert made.bf16
     assert made.params_dtype == torch.bfloat16
-    assert settings.optimizer_config(cfg).bf16
+    assert settings.optimizer_config(train, on_gpus=True).bf16
 
 
 @pytest.mark.parametrize(
@@ -78,8 +76,7 @@ def test_contradictions_are_refused(megatron: dict[str, Any], message: str) -> N
 
 def test_adam_on_the_cpu_brings_the_master_weights_along() -> None:
     apply_fixups()
-    cfg = SlimeConfig()
-    cfg.cluster.device, cfg.train.optimizer = Device.cuda, {"optimizer_cpu_offload": True}
-    made = settings.optimizer_config(cfg)
+    train = TrainConfig(optimizer={"optimizer_cpu_offload": True})
+    made = settings.optimizer_config(train, on_gpus=True)
     assert made.use_precision_aware_optimizer
     assert made.optimizer_offload_fraction == 1.0

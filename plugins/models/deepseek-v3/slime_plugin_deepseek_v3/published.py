@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slime.models.published import Count, Flag, Positive, Published, Size, Text, Texts
-from slime_megatron.published import BesideLatentExperts, LatentExpertsConfig
+from slime.models.published import Count, Flag, Positive, Published, Size, Texts
+from slime_megatron.published import BesideIndexers, BesideLatentExperts, LatentExpertsConfig
 
 
 class DeepseekConfig(LatentExpertsConfig):
@@ -56,14 +56,5 @@ class BesideV3(BesideLatentExperts):
     index_topk: Size | None = None
 
 
-class BesideV32(BesideLatentExperts):
-    """Which layers of it have an indexer, SGLang's class would read."""
-
-    index_topk_freq: Size | None = None
-    index_skip_topk_offset: Size | None = None
-    index_topk_pattern: Text | Texts | None = None
-    rope_interleave: Flag = True
-
-
 DEEPSEEK_V3 = Published("DeepseekV3ForCausalLM", DeepseekV3Config, BesideV3)
-DEEPSEEK_V32 = Published("DeepseekV32ForCausalLM", DeepseekV32Config, BesideV32)
+DEEPSEEK_V32 = Published("DeepseekV32ForCausalLM", DeepseekV32Config, BesideIndexers)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slime.models.published import Count, Flag, Positive, Published, Size, Text, Texts
-from slime_megatron.published import BesideLatentExperts, LatentExpertsConfig
+from slime.models.published import Count, Flag, Positive, Published, Size, Texts
+from slime_megatron.published import BesideIndexers, LatentExpertsConfig
 
 
 class GlmMoeDsaConfig(LatentExpertsConfig):
@@ -38,13 +38,7 @@ class GlmMoeDsaConfig(LatentExpertsConfig):
     indexer_types: Texts | None = None
 
 
-class Beside(BesideLatentExperts):
-    """Read by transformers' class and SGLang's, or in published folders."""
-
-    index_topk_freq: Size | None = None
-    index_skip_topk_offset: Size | None = None
-    index_topk_pattern: Text | Texts | None = None
-    rope_interleave: Flag = True
+class Beside(BesideIndexers):
     use_qk_norm: Flag = False
 
 

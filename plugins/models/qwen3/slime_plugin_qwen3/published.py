@@ -9,14 +9,7 @@ from slime_megatron.published import DecoderConfig, WindowConfig
 class Qwen3Config(WindowConfig):
     """transformers' `Qwen3Config`."""
 
-    vocab_size: Size = 151_936
-    hidden_size: Size = 4096
-    intermediate_size: Size = 22_016
-    num_hidden_layers: Size = 32
-    num_attention_heads: Size = 32
-    num_key_value_heads: Size | None = 32
     head_dim: Size = 128
-    max_position_embeddings: Size = 32_768
     attention_bias: Flag = False
 
 

@@ -46,4 +46,4 @@ def test_a_run_that_knows_no_server_is_refused_by_the_plan(monkeypatch: pytest.M
     assert len(missing) == (not HERE), "the package is named where it is not installed"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
     assert len(examine([*RUN, "observe.trackers.mlflow=true"]).problems) == (not HERE)
-    assert slime_check(examine(RUN).cfg) == []
+    assert slime_check(examine(RUN).cfg.observe) == []

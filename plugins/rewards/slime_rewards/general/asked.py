@@ -16,7 +16,7 @@ from slime_rewards.general.judge import unclear
 from slime_rewards.general.reward_model import fault_of
 
 if TYPE_CHECKING:
-    from slime.config.schema import EngineGroupConfig, SlimeConfig
+    from slime.config.schema import DataConfig, EngineGroupConfig, EvalConfig, RewardConfig
 
 JUDGE, REWARD_MODEL = "judge", "reward-model"
 
@@ -53,16 +53,15 @@ def _inside(name: str, options: Mapping[str, Any], home: str) -> Iterator[tuple[
             yield part.choice.name, part.choice.options, f"{weighted.KEY}.{label}{within}"
 
 
-def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
+def engine_problems(
+    reward: RewardConfig, data: DataConfig, evaluation: EvalConfig, engines: Mapping[str, EngineGroupConfig]
+) -> Iterator[SlimeError]:
     """Rewards of a run that samples, its prompt sets' too, that ask nobody, a group that is not in the run, or one with
     another kind of model."""
     from slime.sampling.sampler import own_of_sets
-    from slime.topology.engines import generates
 
-    if not generates(cfg.algo, cfg.eval):
-        return
-    chosen = [(cfg.reward.name, cfg.reward.options, "reward.options")]
-    for of, (name, options) in own_of_sets("reward", cfg.data, cfg.eval).items():
+    chosen = [(reward.name, reward.options, "reward.options")]
+    for of, (name, options) in own_of_sets("reward", data, evaluation).items():
         home = f"eval.sets.{of.removeprefix('eval/')}" if of.startswith("eval/") else f"data.sets.{of}"
         chosen.append((name, options, f"{home}.reward_options"))
     for each in chosen:
@@ -75,7 +74,7 @@ def engine_problems(cfg: SlimeConfig) -> Iterator[SlimeError]:
             if fault:
                 yield fault
             elif group:
-                yield from _unfit(name, str(group), cfg.rollout.engines, f"{where}.engines")
+                yield from _unfit(name, str(group), engines, f"{where}.engines")
 
 
 def _asking(name: str, options: Mapping[str, Any], where: str) -> Iterator[tuple[str, Mapping[str, Any], str]]:

@@ -74,7 +74,7 @@ class OutsideEngines:
         self._folder = Path(located(disk_weights(cfg.weights).path))
         self._newest = _newest(self._folder)
         self._manifest: Manifest | None = None
-        self._wanted = Wanted(cfg)
+        self._wanted = Wanted(cfg.model, cfg.rollout, cfg.eval)
         self._servers: dict[str, OutsideServer] = {}
         self._looks: dict[OutsideServer, asyncio.Task[SlimeError | None]] = {}
         self._is_tending = False

@@ -8,8 +8,9 @@ from typing import Any
 
 from slime.config.hf import config_folder, read_hf_config
 from slime.config.paths import resolve
-from slime.config.schema import SlimeConfig
+from slime.config.schema import EvalConfig, ModelConfig, RolloutConfig
 from slime.data.tokenize import load_tokenizer
+from slime.topology.server_fields import has_stop_strings
 
 COMPARED = (
     "dtype",
@@ -26,15 +27,14 @@ PROBE = "Grüße, 世界!\n\tif x <= 12 + 34: return 'it is' # 46.0"
 class Wanted:
     """What a server must be like."""
 
-    def __init__(self, cfg: SlimeConfig) -> None:
-        self._cfg = cfg
-        hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
+    def __init__(self, model: ModelConfig, rollout: RolloutConfig, evaluation: EvalConfig) -> None:
+        self._fields = rollout.sglang
+        hf = read_hf_config(config_folder(model), model.num_layers)
         self._model = {name: hf[name] for name in ("model_type", "architectures") if name in hf}
-        tokenizer = load_tokenizer(resolve(cfg.model.tokenizer or cfg.model.path))
+        tokenizer = load_tokenizer(resolve(model.tokenizer or model.path))
         self._tokens = list(tokenizer.encode(PROBE, add_special_tokens=False))
         self._version = installed("sglang").partition("+")[0]
-        stops = [cfg.rollout.sampling.stop, *(held_out.sampling.stop for held_out in cfg.eval.all().values())]
-        self._needs_text = any(stops)
+        self._needs_text = has_stop_strings(rollout, evaluation)
 
     def differences(self, info: Mapping[str, Any], model: Mapping[str, Any]) -> Sequence[str]:
         """Each in a few words.
@@ -57,7 +57,7 @@ class Wanted:
         if self._needs_text and info["skip_tokenizer_init"]:
             yield "has no tokenizer (skip_tokenizer_init), which stop strings need"
         for name in COMPARED:
-            if (wanted := self._cfg.rollout.sglang.get(name)) is not None and info.get(name) != wanted:
+            if (wanted := self._fields.get(name)) is not None and info.get(name) != wanted:
                 yield f"{name} is {info.get(name)}, rollout.sglang.{name} is {wanted}"
 
     def _of_model(self, model: Mapping[str, Any]) -> Iterator[str]:

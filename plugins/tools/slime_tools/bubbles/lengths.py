@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from slime.algo.stages import run_stages
-from slime.config.schema import SlimeConfig
+from slime.algo.stages import Stage
+from slime.config.schema import RolloutConfig
 from slime.engines.limits import longest_of
 from slime.layout import Grid
 
@@ -60,17 +60,21 @@ class Lengths:
         return found
 
 
-def lengths_of(cfg: SlimeConfig, grid: Grid) -> Lengths | None:
-    """Of the run's last stage. A row is as long as fits a micro-batch, an answer of a pair half of that; None where
-    no sequence fits."""
-    rollout, last = cfg.rollout, run_stages(cfg).all[-1]
-    answers = 2 if last.trains_on_pairs else 1
-    most = cfg.train.max_tokens_per_micro_batch // answers // grid.packing_align * grid.packing_align
+def lengths_of(stage: Stage, rollout: RolloutConfig, num_rows: int, max_tokens: int, grid: Grid) -> Lengths | None:
+    """Of a stage. A row is as long as fits a micro-batch, an answer of a pair half of that; None where no sequence
+    fits.
+
+    Args:
+        num_rows: demonstrations or pairs of an optimizer step, if these are what it trains on.
+        max_tokens: of a micro-batch.
+    """
+    answers = 2 if stage.trains_on_pairs else 1
+    most = max_tokens // answers // grid.packing_align * grid.packing_align
     if most < 2:
         return None
-    if not last.reinforces:
-        return Lengths(cfg.sft.batch_size * answers, answers, 1, most - 1, most, last.trains_on_pairs)
-    count = rollout.prompts_per_step * rollout.samples_per_prompt // last.optimizer_steps
+    if not stage.reinforces:
+        return Lengths(num_rows * answers, answers, 1, most - 1, most, stage.trains_on_pairs)
+    count = rollout.prompts_per_step * rollout.samples_per_prompt // stage.optimizer_steps
     most = min(most, longest_of(rollout, rollout.sampling))
     limits = rollout.max_prompt_tokens, rollout.sampling.max_response_tokens
     return Lengths(count, rollout.samples_per_prompt, *limits, most)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from slime.algo.stages import run_stages
 from slime.imports import importing
 from slime.layout import split_layers
 from slime.plan.flops import attention_of
@@ -31,7 +32,9 @@ class Waiting:
     def __init__(self, sizes: ModelSizes) -> None:
         self._grid = sizes.topology.grid
         packs = self._grid.dp * self._grid.pp > 1 and find_spec("numpy") is not None
-        lengths = lengths_of(sizes.topology.config, self._grid) if packs else None
+        cfg = sizes.topology.config
+        stage, most = run_stages(cfg).all[-1], cfg.train.max_tokens_per_micro_batch
+        lengths = lengths_of(stage, cfg.rollout, cfg.sft.batch_size, most, self._grid) if packs else None
         self.bubbles = _bubbles(sizes, lengths) if lengths else None
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:

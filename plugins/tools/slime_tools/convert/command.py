@@ -214,7 +214,7 @@ def from_dist(source: Path, destination: Path, step: int | None = None) -> Job:
         family = read_hf_config(str(source))["model_type"]
         cfg, folder = SlimeConfig(model=ModelConfig(name=family, family=family, path=str(source))), source
     identity = {"conversion": "dist-to-hf", **stats(folder, [path.name for path in folder.iterdir()])}
-    return from_dist.to_hf(folder, destination, cfg, identity)
+    return from_dist.to_hf(folder, destination, cfg.model, cfg.train, cfg.cluster, identity)
 
 
 def convert_random(source: str, destination: Path, seed: int) -> None:
@@ -229,7 +229,7 @@ def convert_random(source: str, destination: Path, seed: int) -> None:
     bridge = plugins.load().models.create(family)
     cfg = SlimeConfig(model=ModelConfig(name=family, family=family, path=source, init=Init.random))
     cfg.run.seed = seed
-    megatron.initialize_alone(cfg)
+    megatron.initialize_alone(cfg.cluster, cfg.train.megatron, seed)
     modules, mapping = megatron.build(cfg, bridge, hf).modules, bridge.weight_mapping(hf)
     save_hf(export_hf(modules, mapping), resolve(source), destination, hf, copies=mapping.copies)
 

@@ -17,15 +17,7 @@ from slime.weights.hf_files import HfFiles, HfTensors
 from slime_megatron.fp8_block import blocks
 from slime_megatron.fp8_block.config import BLOCK, PLAIN, SCALE, Fp8Format
 from slime_tools.convert.job import Job
-from slime_tools.convert.schemes import (
-    FP8,
-    Scheme,
-    Strategy,
-    is_scale,
-    quantized_weights,
-    scheme_of,
-    to_config,
-)
+from slime_tools.convert.schemes import FP8, Scheme, Strategy, is_scale, quantized_weights, scheme_of, to_config
 from slime_tools.convert.staging import identity_of
 from slime_tools.convert.tensors import DTYPES, PIECE_BYTES, Output, TensorReader
 

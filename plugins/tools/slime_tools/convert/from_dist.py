@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from slime import plugins
 from slime.config.hf import read_hf_config
 from slime.config.paths import resolve
-from slime.config.schema import SlimeConfig
+from slime.config.schema import ClusterConfig, ModelConfig, TrainConfig
 from slime.errors import SlimeError
 from slime.models.mapping import Piece, WeightMapping
 from slime.weights.hf_files import HfFiles
@@ -58,27 +58,35 @@ class Parameter:
     pieces: tuple[Piece, ...]
 
 
-def to_hf(folder: Path, destination: Path, cfg: SlimeConfig, identity: Mapping[str, Any]) -> Job:
+def to_hf(
+    folder: Path,
+    destination: Path,
+    model: ModelConfig,
+    train: TrainConfig,
+    cluster: ClusterConfig,
+    identity: Mapping[str, Any],
+) -> Job:
     """The job that writes the weights of a checkpoint as an HF folder.
 
     Args:
         folder: of the shards.
-        cfg: which model it is of, without parallelism: its `model.path` has the config.json, tokenizer and so on.
+        model: which one it is of: its `path` has the config.json, tokenizer and so on.
+        train, cluster: without parallelism.
 
     Raises:
         SlimeError: the folder is no checkpoint, or of another model.
     """
-    hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
-    bridge = plugins.load().models.create(cfg.model.family)
+    hf = read_hf_config(model.path, model.num_layers)
+    bridge = plugins.load().models.create(model.family)
     mapping = bridge.weight_mapping(hf)
-    megatron.initialize_alone(cfg)
+    megatron.initialize_alone(cluster, train.megatron, seed=0)  # nothing is initialised
     facts, index = checkpoint.read_facts(folder), read_index(folder)
     if facts.get("base"):
         todo = "Take the run's export: continued with run.num_steps at the step it has, the run writes it."
         raise SlimeError("it holds adapters and no model", where=str(folder), todo=todo)
-    model = megatron.skeleton(cfg, bridge, hf)
-    parameters = _parameters(model, mapping, index, folder)
-    source = resolve(cfg.model.path)
+    built = megatron.skeleton(model, train, bridge, hf, on_gpus=cluster.on_gpus)
+    parameters = _parameters(built, mapping, index, folder)
+    source = resolve(model.path)
     originals = {**mapping.copies, **mapping.tied}
     copies = {name: originals[name] for name in _copies(facts, mapping, source)}
     outputs = [

@@ -83,8 +83,9 @@ def _convert(
     mapping = bridge.weight_mapping(hf)
     stand_in(files, mapping)
     torch.set_num_threads(1)
-    megatron.join(cfg, rank, world_size, PrefixStore("slime", store))
-    model = megatron.skeleton(cfg, bridge, hf)
+    megatron.join(cfg.cluster, rank, world_size, PrefixStore("slime", store))
+    megatron.make_groups(layout, cfg.run.seed)
+    model = megatron.skeleton(cfg.model, cfg.train, bridge, hf, on_gpus=cfg.cluster.on_gpus)
     buffers = {storage_of(buffer) for module in model.modules for buffer in module.buffers()}
     weights = _Weights(files, local_tensors(model.modules, mapping).values(), buffers)
     dist.barrier()  # nothing is written before every rank has checked its part

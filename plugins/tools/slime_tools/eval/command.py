@@ -26,9 +26,10 @@ from slime.config.schema import (
     AlgoConfig,
     BufferConfig,
     CheckpointConfig,
+    EvalConfig,
+    EvalSetConfig,
     FilterConfig,
     SftConfig,
-    SlimeConfig,
 )
 from slime.errors import SlimeError
 from slime.plugins import Plugins
@@ -59,7 +60,17 @@ def run(args: Namespace) -> None:
     values = evaluate(composed, checkpoint)
     cfg = composed.cfg
     folder = Path(cfg.run.dir) / cfg.run.name
-    result = _result(cfg, checkpoint, start, values)
+    result = {
+        "slime": slime.__version__,
+        "model": cfg.model.name,
+        "weights": str(checkpoint.path if checkpoint else cfg.model.path),
+        "position": checkpoint.driver_state()["position"] if checkpoint else None,
+        **_asked(cfg.eval, cfg.reward.name),
+        "seed": cfg.run.seed,
+        "sets": {name: _asked(own, own.reward or cfg.reward.name) for name, own in cfg.eval.sets.items()},
+        "started": round(start, 3),
+        "metrics": values,
+    }
     with files.disk_errors(folder):
         files.write_atomic(folder / RESULT, json.dumps(result, indent=1).encode() + b"\n")
     print(printable("\n".join(shown(result, folder))))
@@ -122,30 +133,12 @@ def _checkpoint(run: Path, number: int | None) -> Checkpoint:
     return there[number]
 
 
-def _result(
-    cfg: SlimeConfig, checkpoint: Checkpoint | None, start: float, values: Mapping[str, float]
-) -> dict[str, Any]:
+def _asked(held_out: EvalConfig | EvalSetConfig, reward: str) -> dict[str, Any]:
     return {
-        "slime": slime.__version__,
-        "model": cfg.model.name,
-        "weights": str(checkpoint.path if checkpoint else cfg.model.path),
-        "position": checkpoint.driver_state()["position"] if checkpoint else None,
-        "prompts": cfg.eval.path,
-        "reward": cfg.reward.name,
-        "seed": cfg.run.seed,
-        "samples_per_prompt": cfg.eval.samples_per_prompt,
-        "sampling": vars(cfg.eval.sampling),
-        "sets": {
-            name: {
-                "prompts": own.path,
-                "reward": own.reward or cfg.reward.name,
-                "samples_per_prompt": own.samples_per_prompt,
-                "sampling": vars(own.sampling),
-            }
-            for name, own in cfg.eval.sets.items()
-        },
-        "started": round(start, 3),
-        "metrics": dict(values),
+        "prompts": held_out.path,
+        "reward": reward,
+        "samples_per_prompt": held_out.samples_per_prompt,
+        "sampling": vars(held_out.sampling),
     }
 
 
@@ -260,15 +253,11 @@ def _evaluation(saved: Saved, home: Path, line: CommandLine, plugins: Plugins, g
     cfg = merged(saved, line, groups)
     if cfg.eval.path is None:
         raise SlimeError("there is no held-out prompt set", where="eval.path", todo="Set eval.path=<jsonl or parquet>.")
-    _leave_training_out(cfg, plugins)
-    return ready(checked(cfg, line, plugins))
-
-
-def _leave_training_out(cfg: SlimeConfig, plugins: Plugins) -> None:
-    """In place: no step is taken, no checkpoint is saved, no prompt is read but the held-out ones."""
+    # No step is taken, no checkpoint is saved, no prompt is read but the held-out ones.
     cfg.data.path, cfg.data.source, cfg.data.sets = str(cfg.eval.path), cfg.eval.source, {}
     cfg.run.num_steps, cfg.algo, cfg.sft = 1, AlgoConfig(), SftConfig()
     cfg.filter, cfg.buffer = FilterConfig(), BufferConfig()
     cfg.train.steps_per_rollout = 1
     cfg.observe.trackers = dict.fromkeys(plugins.trackers.names(), False)
     cfg.train.checkpoint = CheckpointConfig(interval=None)
+    return ready(checked(cfg, line, plugins))

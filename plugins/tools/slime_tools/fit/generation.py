@@ -35,12 +35,16 @@ COUNTED_BYTES = 16e6
 
 
 def engine_seconds(cfg: SlimeConfig, work: Work, ranks: Collection[EngineRank]) -> dict[str, float]:
-    """What the engines do of a step, by part.
+    """What the engines do of a step, by part. Of an evaluation, on all held-out sets one after another, it is a share
+    of every step between two.
 
     Raises:
         SlimeError: their sizes do not divide.
     """
-    parts = {EVALUATION: evaluation_seconds(cfg, ranks)}
+    parts = {EVALUATION: 0.0}
+    for held_out in cfg.eval.all().values() if cfg.eval.interval <= cfg.run.num_steps else ():
+        asked = generated(cfg.rollout, held_out_prompts(cfg.rollout, held_out)[0], held_out)
+        parts[EVALUATION] += rollout_seconds(cfg.rollout, cfg.cluster, asked, ranks) / cfg.eval.interval
     if reinforces(cfg.algo):
         parts[GENERATION] = rollout_seconds(cfg.rollout, cfg.cluster, work, ranks)
     return {name: seconds for name, seconds in parts.items() if seconds}
@@ -52,17 +56,6 @@ def rollout_seconds(rollout: RolloutConfig, cluster: ClusterConfig, work: Work, 
     seconds = [generation_seconds(rollout, cluster, work, rank) for rank in decoding]
     requests = work.sequences * work.over_sampling * REQUEST_S
     return requests + 1 / sum(1 / one for one in seconds if one) if any(seconds) else math.inf
-
-
-def evaluation_seconds(cfg: SlimeConfig, ranks: Collection[EngineRank]) -> float:
-    """Of an evaluation on all held-out sets, one after another, as a share of every step between two; 0 without one."""
-    if cfg.eval.interval > cfg.run.num_steps:
-        return 0.0
-    seconds = 0.0
-    for held_out in cfg.eval.all().values():
-        work = generated(cfg.rollout, held_out_prompts(cfg.rollout, held_out)[0], held_out)
-        seconds += rollout_seconds(cfg.rollout, cfg.cluster, work, ranks) / cfg.eval.interval
-    return seconds
 
 
 def held_out_prompts(rollout: RolloutConfig, held_out: EvalConfig | EvalSetConfig) -> tuple[int, bool]:

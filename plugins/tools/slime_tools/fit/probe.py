@@ -118,7 +118,7 @@ def probe(words: Sequence[str]) -> str:
         register(run.logs / "driver.stack")
         require_ready = partial(preflight.require_ready, topology, run, writes=False)
         cluster = stack.enter_context(open_cluster(topology, here, run.logs, require_ready=require_ready))
-        step = FullStep(cfg, cluster)
+        step = FullStep(cluster)
         measured = [*step.run(stack, run.logs)]
     lines = [
         *_head(cfg.model, cfg.cluster, step),
@@ -150,8 +150,9 @@ class FullStep:
         num_sequences: of the measured step: as many full packs a data-parallel rank as the pipeline has stages.
     """
 
-    def __init__(self, cfg: SlimeConfig, cluster: Cluster) -> None:
-        self.cfg, self._cluster = cfg, cluster
+    def __init__(self, cluster: Cluster) -> None:
+        self.cfg, self._cluster = cluster.topology.config, cluster
+        cfg = self.cfg
         self.hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
         self.longest = self.num_sequences = 0
         self.stage = run_stages(cfg).all[-1]

@@ -10,7 +10,7 @@ from typing import Any
 from slime.compose.check import Rules
 from slime.config.changes import Changes, changed, in_words
 from slime.config.hf import NUM_LAYERS, config_folder, read_hf_config
-from slime.config.schema import RolloutConfig, SlimeConfig, TrainConfig
+from slime.config.schema import ModelConfig, RolloutConfig, SlimeConfig, TrainConfig
 from slime.errors import SlimeError
 from slime.layout import FIRST, LAST, SIZE_KEYS, divisors, read_grid, split_layers
 from slime.topology.engines import DEFAULT, sampling_groups
@@ -32,6 +32,7 @@ def with_ways_out(problems: Sequence[SlimeError], given: SlimeConfig, rules: Rul
     """The problems, of which those about a size have the nearest one that the plan takes as their way out, if there is
     one (hook `slime_advisers`)."""
     before = {problem.where for problem in problems}
+    sized = given.model, given.rollout, given.train.megatron, given.cluster.num_trainers
 
     def is_way_out(where: str, changes: Changes) -> bool:
         after = {problem.where for problem in rules(changed(given, changes))}
@@ -40,7 +41,7 @@ def with_ways_out(problems: Sequence[SlimeError], given: SlimeConfig, rules: Rul
     found = []
     for problem in problems:
         is_full = problem.where == DEVICE and not problem.todo.startswith("Set ")  # no settings make room
-        tried = _adapters(given.train) if is_full else _nearest(problem.where, given)
+        tried = _adapters(given.train) if is_full else _nearest(problem.where, *sized)
         way = next((changes for changes in tried if is_way_out(problem.where, changes)), None)
         todo = f"Set {' '.join(in_words(way))}." if way else problem.todo
         if way and is_full:
@@ -50,15 +51,16 @@ def with_ways_out(problems: Sequence[SlimeError], given: SlimeConfig, rules: Rul
     return found
 
 
-def _nearest(where: str, cfg: SlimeConfig) -> Iterator[Changes]:
+def _nearest(
+    where: str, model: ModelConfig, rollout: RolloutConfig, megatron: Mapping[str, Any], num_trainers: int
+) -> Iterator[Changes]:
     """Changes to try, the nearest first."""
-    megatron, num_trainers = cfg.train.megatron, cfg.cluster.num_trainers
     home, _, key = where.rpartition(".")
     group = home.removeprefix(ENGINES).removesuffix(".sglang")
     if where == "cluster.num_trainers":
         yield from _trainer_sizes(("tp", "cp", "ep", "etp"), megatron, num_trainers)
     elif where == f"{MEGATRON}.{SIZE_KEYS['pp']}" or where.startswith("model family"):
-        layers = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)[NUM_LAYERS]
+        layers = read_hf_config(config_folder(model), model.num_layers)[NUM_LAYERS]
         yield from (
             {f"{MEGATRON}.{key}": size for key, size in split.items()}
             for split in _splits(megatron, layers)
@@ -69,10 +71,10 @@ def _nearest(where: str, cfg: SlimeConfig) -> Iterator[Changes]:
             (name for name in ("tp", "ep", "etp") if SIZE_KEYS[name] == key), megatron, num_trainers
         )
     elif key == "dp_size":
-        yield from _attention_ranks(where, group, cfg.rollout)
+        yield from _attention_ranks(where, group, rollout)
     elif key in ("devices", "devices_per_engine", "tp_size"):
-        name = group if home.startswith(ENGINES) else next(iter(sampling_groups(cfg.rollout)), DEFAULT)
-        yield from _engine_sizes(name, cfg.rollout, num_trainers)
+        name = group if home.startswith(ENGINES) else next(iter(sampling_groups(rollout)), DEFAULT)
+        yield from _engine_sizes(name, rollout, num_trainers)
 
 
 def _adapters(train: TrainConfig) -> Iterator[Changes]:

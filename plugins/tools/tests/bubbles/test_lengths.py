@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from slime.algo.stages import run_stages
 from slime.compose.compose import examine
 from slime.config.schema import SlimeConfig
 from slime.layout import Grid
@@ -42,11 +43,16 @@ def test_no_sequence_is_longer_than_the_most_of_both() -> None:
     assert min(min(one.prompt, one.response) for one in step) >= 1
 
 
+def lengths(cfg: SlimeConfig, grid: Grid) -> Lengths | None:
+    stage, most = run_stages(cfg).all[-1], cfg.train.max_tokens_per_micro_batch
+    return lengths_of(stage, cfg.rollout, cfg.sft.batch_size, most, grid)
+
+
 def test_of_reinforcement_learning_it_is_an_optimizer_step_of_a_rollout() -> None:
     cfg = config("train.steps_per_rollout=4", "rollout.sampling.max_sequence_tokens=40")
     rollout = cfg.rollout
     expected = Lengths(64, 8, rollout.max_prompt_tokens, rollout.sampling.max_response_tokens, 40)
-    assert lengths_of(cfg, Grid(2)) == expected
+    assert lengths(cfg, Grid(2)) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,12 +62,12 @@ def test_of_reinforcement_learning_it_is_an_optimizer_step_of_a_rollout() -> Non
 def test_of_rows_it_is_what_fits_a_micro_batch(algo: str, expected: Lengths) -> None:
     """A pair of answers stands in one."""
     words = (f"algo={algo}", "sft.num_steps=3", "sft.batch_size=30", "train.max_tokens_per_micro_batch=997")
-    assert lengths_of(config(*words), Grid(2)) == expected
+    assert lengths(config(*words), Grid(2)) == expected
 
 
 def test_where_nothing_fits_there_are_none() -> None:
     words = ("algo=dpo", "sft.num_steps=3", "train.max_tokens_per_micro_batch=12")
-    assert lengths_of(config(*words), Grid(8, cp=4)) is None
+    assert lengths(config(*words), Grid(8, cp=4)) is None
 
 
 @pytest.mark.parametrize(

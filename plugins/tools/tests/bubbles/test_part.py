@@ -70,6 +70,6 @@ def test_work_is_counted_as_trainers_count_it(model: str, cluster: str) -> None:
     hf = read_hf_config(cfg.model.path, cfg.model.num_layers)
     sizes = sizes_of(topology, keywords_of(cfg.train.megatron, bridge, hf), bridge.weight_mapping(hf))
     shape = shape_of(sizes, 1, are_pairs=False)
-    assert shape.attention == attention(cfg, plugins.load())
+    assert shape.attention == attention(cfg.model, cfg.train.megatron, plugins.load())
     assert (shape.num_dp, shape.align, shape.multiple) == (topology.grid.dp, topology.grid.packing_align, 1)
     assert shape_of(sizes, 2, are_pairs=False).multiple == topology.grid.pp
