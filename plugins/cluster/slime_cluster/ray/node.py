@@ -25,7 +25,7 @@ import psutil
 
 from slime.engines.scratch import how_ended
 from slime.errors import EXIT_ERROR, Death, SlimeError
-from slime_cluster.ray.folders import ray_folder
+from slime_cluster.ray.folders import agent_behind, ray_folder
 from slime_cluster.ray.reaper import UNKNOWN, is_alive
 from slime_cluster.ray.signals import signals_postponed
 
@@ -169,11 +169,12 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 def _end_of(node: Any, name: str) -> str:
     """The end of Ray's process `name`; empty while it lives, or if it was not started for this run."""
     if isinstance(node, LeftNode):
-        return node.end_of(name)
-    for info in getattr(node, "all_processes", {}).get(name, ()):
-        if (code := info.process.poll()) is not None:
-            return f"(pid {info.process.pid}) {how_ended(code)}"
-    return ""
+        end = node.end_of(name)
+    else:
+        infos = getattr(node, "all_processes", {}).get(name, ())
+        codes = {info.process.pid: info.process.poll() for info in infos}
+        end = next((f"(pid {pid}) {how_ended(code)}" for pid, code in codes.items() if code is not None), "")
+    return end + (agent_behind(Path(node.get_logs_dir_path())) if end and name == "raylet" else "")
 
 
 _NO_MESSAGE = re.compile(r"\[state-dump\]|\b0x[0-9a-f]{4,}|StackTrace")
@@ -193,8 +194,9 @@ def _death(node: Any) -> Death | None:
     """The death of one of Ray's processes on this host, if one has died."""
     for name in PROCESSES:
         if end := _end_of(node, name):
-            # Who is killed so has no time for words.
-            words = "" if "SIGKILL" in end else last_words(Path(node.get_logs_dir_path()), name)
+            # Who is killed so has no time for words, and a raylet that follows an agent has only guesses.
+            is_known = "SIGKILL" in end or ", because its " in end
+            words = "" if is_known else last_words(Path(node.get_logs_dir_path()), name)
             where = f"Ray's {name} on {socket.gethostname()}"
             return Death(f"{end}{words}", where=where, todo="Start the same command again to resume.")
     return None

@@ -30,7 +30,7 @@ from typing import IO, Any, cast
 import psutil
 
 from slime.engines.scratch import how_ended
-from slime_cluster.ray.folders import PREFIX, clear_all
+from slime_cluster.ray.folders import PREFIX, agent_behind_all, clear_all
 from slime_cluster.ray.signals import signals_postponed
 
 LOOK_S = 1.0
@@ -215,15 +215,16 @@ class _Driver:
         """What stays, because it was killed."""
         return None if self._is_orderly or self.note != UNKNOWN else self.stay
 
-    @property
-    def gone(self) -> str:
-        return f"slime: the run's process (pid {self.pid}) ended without a word: it was killed, or Ray ended it."
+    def gone(self, agent: str) -> str:
+        """That it had no time for words; `agent`: see `agent_behind`."""
+        why = f"Ray ended it{agent}" if agent else "it was killed, or Ray ended it"
+        return f"slime: the run's process (pid {self.pid}) ended without a word: {why}."
 
-    def last_words(self) -> str:
+    def last_words(self, agent: str) -> str:
         """The line of a driver that had no time for any; empty for one that had."""
         if self._is_orderly:
             return ""
-        return f"{self.gone} {AGAIN}" if self.note == UNKNOWN else self.note
+        return f"{self.gone(agent)} {AGAIN}" if self.note == UNKNOWN else self.note
 
 
 def main(mark: str, greeting: str) -> None:
@@ -233,7 +234,8 @@ def main(mark: str, greeting: str) -> None:
     family, record = set[psutil.Process](), None
     while driver:
         family = driver.watch(family)
-        words, gone, stay, driver = driver.last_words(), driver.gone, driver.leaves, None
+        agent = agent_behind_all(mark)
+        words, gone, stay, driver = driver.last_words(agent), driver.gone(agent), driver.leaves, None
         if stay:
             record = stay.record
             said = f"What it ran stays for {stay.seconds:g} s: the same command takes it over, and"
