@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from slime.cluster.actors import Actor
-from slime.cluster.deaths import died
 from slime.cluster.ray_starter import RayHosts
 from slime.cluster.stacks import hanging, late
 from slime.cluster.watch import (
@@ -21,6 +20,7 @@ from slime.cluster.watch import (
     Restarting,
     Spare,
     Watch,
+    died,
     ends_of,
     first_end,
     first_unspared,
@@ -315,9 +315,9 @@ class Calls:
         """Engines; one that is still starting does not answer before it is up, and if it fails, that call tells."""
         return [engine for engine in self.engines if not self.is_busy_beside(engine)]
 
-    def _fault(self, what: str, told: tuple[Member, Exception] | None = None) -> Death | None:
+    def _fault(self, what: str) -> Death | None:
         with self._watching:
-            return self._watch.fault(what, told=told) if self._watch else None
+            return self._watch.fault(what) if self._watch else None
 
     def _cause(self, calls: Mapping[Any, Member], what: str, kind: type[E]) -> E | None:
         """The first failure that is not of another, of calls that have begun to fail."""
@@ -343,7 +343,7 @@ class Calls:
             raise
         except ray.exceptions.RayError as error:
             member.has_died = True
-            raise self._fault(what, (member, error)) or died(member, error, what, self.logs) from error
+            raise self._fault(what) or died(member, error, what, self.logs) from error
 
     @property
     def _members(self) -> list[Member]:

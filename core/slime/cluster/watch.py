@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol
 
 from slime.cluster.actors import Actor, EngineActor
-from slime.cluster.deaths import died
 from slime.cluster.placement import HOST_LABEL, this_node
 from slime.errors import Death
 
@@ -28,10 +29,16 @@ CONNECT_S = 0.5
 """How long a port may take to answer; only one that refuses counts as closed."""
 RETURN_S = 30.0
 """Seconds that the GCS of a cluster that was there before may be gone: some clusters restart it."""
-OWNER_GONE, NODE_GONE = "Owner's node has crashed", "its node has died"
-"""In what Ray says of an actor whose owner's host, or own host, it has lost."""
-GOES_S = 5.0
-"""Seconds that a raylet may take to end behind that."""
+LOG_BYTES = 1 << 16
+"""Bytes of the end of a dead process's log, where its crash would be told."""
+_CRASHES = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating-point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+"""Signal by the name that faulthandler writes."""
 
 
 P = ParamSpec("P")
@@ -104,14 +111,10 @@ class Watch:
         self._ray.attend({this_node(), *(member.node for member in members)})
         self._asked: dict[Any, Member] = {member.call(Actor.ping): member for member in members}
 
-    def fault(
-        self, what: str, spare: Spare = spare_nobody, told: tuple[Member, Exception] | None = None
-    ) -> Death | None:
+    def fault(self, what: str, spare: Spare = spare_nobody) -> Death | None:
         """The first death that is found while the run does `what`, or None. Returns soon, however many are busy. Where
-        the run goes on without a member that has died, `spare` tells the watch to `leave` that. `told`: a member, and
-        what Ray has said of its death."""
-        here = self._ray.end_here(*told, what) if told else None
-        return self.lost_host(what) or here or self._dead_actor(what, spare)
+        the run goes on without a member that has died, `spare` tells the watch to `leave` that."""
+        return self.lost_host(what) or self._dead_actor(what, spare)
 
     def lost_host(self, what: str, *, asks_ray: bool = False) -> Death | None:
         """The same of the GCS, whose end every raylet follows, and of hosts; `asks_ray`: of those, too, of which only
@@ -151,8 +154,6 @@ class Watch:
                     ends.append((member, end))
             except ray.exceptions.RayError as error:
                 member.has_died = True
-                if fault := self._ray.end_here(member, error, what):
-                    return fault
                 death = died(member, error, what, self._logs)
                 if spare(member, death):
                     continue
@@ -178,7 +179,6 @@ class _Ray:
         self._return_s, self._gone_since = 0.0 if hosts.is_own else RETURN_S, 0.0
         self._hosts, self._end_of = hosts, hosts.end_of
         self._gcs = ray.get_runtime_context().gcs_address
-        self._own, self._is_own = this_node(), hosts.is_own
         self._nodes: dict[str, _Node] = {}
         self._left: set[str] = set()
 
@@ -231,18 +231,6 @@ class _Ray:
         if time.monotonic() - self._gone_since < self._return_s:
             return None
         return self._ended("gcs_server", f"at {self._gcs}", self._gcs, what)
-
-    def end_here(self, member: Member, error: Exception, what: str) -> Death | None:
-        """The end of the raylet of this host, if that is why Ray says that `member` has died. A raylet that ends in
-        order, as for one of its agents, is told of as dead before it has gone."""
-        told, own = str(error), self._nodes.get(self._own)
-        if own and (OWNER_GONE in told or (NODE_GONE in told and member.node == self._own)):
-            deadline = time.monotonic() + GOES_S
-            while time.monotonic() < deadline:
-                if self._end_of("raylet") if self._is_own else _refuses(own.address):
-                    return self._ended("raylet", f"on {own.host}", own.address, what)
-                time.sleep(CONNECT_S / 10)
-        return None
 
     def _ended(self, name: str, place: str, address: str, what: str) -> Death:
         return Death(
@@ -309,3 +297,35 @@ def ends_of(engines: Sequence[Member]) -> tuple[list[tuple[Member, End]], list[t
         except ray.exceptions.RayError as error:
             gone.append((asked[answer], error))
     return ends, gone
+
+
+def died(member: Member, error: RayError, what: str, logs: Path) -> Death:
+    """The death of an actor, with everything that it and Ray left to say."""
+    log = logs / f"{member.name}.log"
+    return Death(
+        f"{_crash(log) or _as_ray_tells(error)} while {what}",
+        where=str(member),
+        todo=f"Read {log}, then start the same command again to resume.",
+    )
+
+
+def _crash(log: Path) -> str:
+    """The signal, and where it struck, if faulthandler wrote both into the process's log."""
+    with suppress(OSError), log.open("rb") as file:  # of another host, whose disk is not ours
+        file.seek(max(log.stat().st_size - LOG_BYTES, 0))
+        told = file.read().decode(errors="replace")
+        if crash := re.search(r"^Fatal Python error: ([^\n]*)", told, re.M):
+            name = _CRASHES.get(crash[1], crash[1])
+            frame = re.search(r'Current thread .*?\n  File "([^"]*)", line (\d+) in (\S+)', told[crash.end() :], re.S)
+            return f"was killed by {name}" + (f" in {frame[3]} ({Path(frame[1]).name}:{frame[2]})" if frame else "")
+    return ""
+
+
+def _as_ray_tells(error: RayError) -> str:
+    """A process that had no time for a word was killed by SIGKILL: all other signals leave one."""
+    told = str(error)
+    if "End of file" in told:
+        return "was killed by SIGKILL, it seems, as it left no word (for memory: see dmesg)"
+    _, found, detail = told.partition("Worker exit detail: ")
+    lines = [line.strip() for line in (detail if found else told).splitlines() if line.strip()]
+    return f"died ({lines[0].rstrip('.')})" if lines else f"died ({type(error).__name__})"

@@ -33,6 +33,10 @@ POLL_S = 0.1
 HELD_S, ENDING_S, SHUTDOWN_S = 5.0, 60.0, 1.0
 """Seconds for a driver after one of Ray's processes has died: to notice, for Ray may hold it in a call; to end in
 order; and for Ray to shut down, which waits for a GCS that is gone."""
+GOES_S = 5.0
+"""Seconds that a raylet may take to end behind that of which Ray speaks so."""
+HOST_GONE = ("Owner's node has crashed", "its node has died")
+"""In what Ray says of an actor whose owner's host, or own, has gone."""
 PROCESSES = ("gcs_server", "raylet")
 LOG_BYTES, LOG_CHARACTERS = 1 << 16, 300
 SLOW = "Raise cluster.start_timeout_s if the machine is only slow."
@@ -259,8 +263,8 @@ class OwnRay:
         try:
             yield
         except Death as error:
-            self._error = error
-            raise
+            self._error = self._behind(error)
+            raise self._error from error.__cause__
         except Exception as error:
             if death := _death(self.node):
                 raise death from error
@@ -270,6 +274,16 @@ class OwnRay:
                 event.set()
             if not _death(self.node):  # else it is watched until Ray is shut down, which may take for ever
                 self._over.set()
+
+    def _behind(self, error: Death) -> Death:
+        """The death of one of Ray's processes here that `error` tells of as that of an actor, or `error`. Ray gives up
+        the actors of a raylet that ends in order, as for one of its agents, before that has ended."""
+        deadline = time.monotonic() + GOES_S
+        while any(words in error.what for words in HOST_GONE) and time.monotonic() < deadline:
+            if death := _death(self.node):
+                return death
+            time.sleep(POLL_S)
+        return error
 
     @contextlib.contextmanager
     def bounded(self, what: str, limit_s: float) -> Iterator[None]:

@@ -11,7 +11,7 @@ import pytest
 
 from plugins.cluster.tests.ray.driver import Driver
 from slime_cluster.ray.folders import LONGEST_PLACE, PREFIX
-from slime_cluster.ray.node import last_words
+from slime_cluster.ray.node import HOST_GONE, last_words
 from slime_testing.patience import Patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -35,6 +35,25 @@ AGENT = """
         agent.kill()
         time.sleep(1)
         raise RuntimeError("something odd, because Ray is gone")
+"""
+ACTOR = """
+        from slime.cluster.watch import Member, died
+
+        class Idle:
+            def sleep(self, seconds):
+                time.sleep(seconds)
+
+        actor = ray.remote(num_cpus=1)(Idle).remote()
+        ray.get(actor.sleep.remote(0))
+        asleep = actor.sleep.remote(60)
+        [raylet] = [child for child in psutil.Process().children() if child.name() == "raylet"]
+        [agent] = [child for child in raylet.children() if child.name() == "ray::DashboardAgent"]
+        agent.kill()
+        try:
+            ray.get(asleep)
+        except ray.exceptions.RayError as error:
+            print(str(error).replace("\\n", " "), flush=True)
+            raise died(Member("trainer-0", actor), error, "sleep", Path()) from error
 """
 STRANGER = """
         node = worker._global_node
@@ -118,6 +137,15 @@ def test_an_agent_that_takes_its_raylet_along_is_named(folder: Path, agent: str)
     [line] = driver.said()[1:]
     why = f"ended with exit code 0, because its {name} has ended (for memory: see dmesg). Start the same command"
     assert re.match(rf"slime: Ray's raylet on {socket.gethostname()}: \(pid \d+\) {re.escape(why)}", line), line
+
+
+def test_an_actor_that_ray_gives_up_with_its_host_is_not_named_in_the_place_of_that(folder: Path) -> None:
+    driver = Driver(folder, ACTOR)
+    assert driver.finish() == 2
+    [told, line] = driver.said()[1:]
+    assert any(words in told for words in HOST_GONE), told
+    assert line.startswith(f"slime: Ray's raylet on {socket.gethostname()}: (pid "), line
+    assert ", because its dashboard_agent has ended" in line
 
 
 def test_an_agent_is_named_also_where_ray_ends_the_driver_first(folder: Path) -> None:

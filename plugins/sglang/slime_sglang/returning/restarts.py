@@ -10,9 +10,8 @@ from itertools import chain
 from typing import Any
 
 from slime.cluster.calls import Calls
-from slime.cluster.deaths import died
 from slime.cluster.engines import AGAIN, Engines
-from slime.cluster.watch import Member
+from slime.cluster.watch import Member, died
 from slime.errors import Death, SlimeError
 from slime.events import EngineBack, EngineLost, Event
 from slime.net import Endpoint
