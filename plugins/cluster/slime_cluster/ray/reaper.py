@@ -40,6 +40,8 @@ GRACE_S = 3.0
 POLL_S = 0.05
 _MARK = "SLIME_RUN_MARK"
 """Environment variable that what is started in the block inherits."""
+ITSELF = "the process that ends what a killed run leaves"
+"""What a driver calls it."""
 UNKNOWN = "?"
 """Note where the cause of an end would not be known: then the reaper says so."""
 AGAIN = "Start the same command again to resume."
@@ -125,8 +127,7 @@ def reaped(mark: str) -> Iterator[Reaper]:
             with lock:
                 if is_over.is_set():
                     return
-                what = "the process that ends what a killed run leaves %s. Another one takes its place"
-                log.warning(what, how_ended(process.returncode))
+                log.warning("%s %s. Another one takes its place", ITSELF, how_ended(process.returncode))
                 process = start()
                 reaper.go_on_in(cast(IO[bytes], process.stdin))
 

@@ -17,6 +17,7 @@ import psutil
 
 from slime.observe.metrics import read_rows
 from slime.types import RL
+from slime_cluster.ray.reaper import ITSELF
 from slime_tools.drill.processes import DRIVER, GUARD, WORKER, members
 
 POLL_S = 0.01
@@ -32,7 +33,7 @@ NOUNS = {
     "raylet": "raylet",
     "dashboard agent": "dashboard_agent",
     "runtime env agent": "runtime_env_agent",
-    "reaper": "the process that ends what a killed run leaves",
+    "reaper": ITSELF,
     DRIVER: "ended without a word|or the run was killed",
 }
 """What a line has that names the loss, as a pattern, beside how it ended; of an engine's processes the engine."""
