@@ -90,6 +90,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
         "reward.options.engines": "judge",
         "reward.options.template": "'{response}'",
         "reward.options.grade": "'(\\d)'",
+        "reward.options.max_grade": 9,
         "reward.options.max_tokens": 3,
         "reward.options.fields": f"{{logit_bias:{{{_DIGITS}}}}}",
         "rollout.engines.judge.model": "MADE/judge",

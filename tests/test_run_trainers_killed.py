@@ -19,6 +19,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RANK = "ray::TrainerActor"
 BACK = re.compile(r"trainers are back, \d+ s after their end: the run (.*)$", re.M)
 COPIES = {"train.checkpoint.interval": 0, "train.checkpoint.in_memory_every": 1}
+HELD = """
+import json, time
+from pathlib import Path
+
+from slime_rewards.math.rewards import ArithmeticReward
+
+def has_passed(step):
+    rows = map(json.loads, Path("{path}/runs/it/metrics.jsonl").read_text().splitlines())
+    return any(row["stage"] == "rl" and row["step"] >= step for row in rows)
+
+def score(sample):
+    while has_passed(3) and not Path("{path}/go").exists():
+        time.sleep(0.05)
+    return ArithmeticReward().score(sample)
+"""
+"""The reward of the recipe, given in the last step when the test says so."""
 
 
 def require_from_copy(run: Run, step: int) -> None:
@@ -144,8 +160,10 @@ def test_the_run_ends_once_the_budget_is_spent(tmp_path: Path) -> None:
 
 
 def test_a_rank_returns_to_the_copy_in_memory(finished: Run, tmp_path: Path) -> None:
-    """The checkpoint of the supervised steps is two steps old when the rank is killed."""
-    run = Run(tmp_path, settings=COPIES, silence_s=120).start()
+    """The checkpoint of the supervised steps is two steps old when the rank is killed, in the last step."""
+    (tmp_path / "held.py").write_text(HELD.format(path=tmp_path))
+    settings = {**COPIES, "reward.path": "held.py:score", "reward.timeout_s": 300}
+    run = Run(tmp_path, settings=settings, silence_s=120).start()
     run.until(lambda: run.has_step("rl", 1))
     folders = set(Path("/dev/shm").glob("slime-engine-*-copies-*"))
     with standing(run):
@@ -156,6 +174,7 @@ def test_a_rank_returns_to_the_copy_in_memory(finished: Run, tmp_path: Path) -> 
     assert run.process.poll() is None, run.text()
     folders |= set(Path("/dev/shm").glob("slime-engine-*-copies-*"))
     lose(run)
+    (tmp_path / "go").touch()
     run.remember()
     run.succeed()
     assert run.strays() == []

@@ -114,10 +114,13 @@ class Watch:
     def fault(self, what: str, spare: Spare = spare_nobody) -> Death | None:
         """The first death that is found while the run does `what`, or None. Returns soon, however many are busy. Where
         the run goes on without a member that has died, `spare` tells the watch to `leave` that."""
-        return self.lost_host(what) or self._ray.fault(what) or self._dead_actor(what, spare)
+        return self.lost_host(what) or self._dead_actor(what, spare)
 
     def lost_host(self, what: str, *, asks_ray: bool = False) -> Death | None:
-        """The same of hosts; `asks_ray`: of those, too, of which only Ray knows, a minute later."""
+        """The same of the GCS, whose end every raylet follows, and of hosts; `asks_ray`: of those, too, of which only
+        Ray knows, a minute later."""
+        if fault := self._ray.fault(what):
+            return fault
         lost = self._ray.lost(what)
         for node, death in (self._ray.known_dead(what) | lost if asks_ray else lost).items():
             self._ray.leave(node)

@@ -25,7 +25,7 @@ import psutil
 
 from slime.engines.scratch import how_ended
 from slime.errors import EXIT_ERROR, Death, SlimeError
-from slime_cluster.ray.folders import ray_folder
+from slime_cluster.ray.folders import agent_behind, ray_folder
 from slime_cluster.ray.reaper import UNKNOWN, is_alive
 from slime_cluster.ray.signals import signals_postponed
 
@@ -33,6 +33,10 @@ POLL_S = 0.1
 HELD_S, ENDING_S, SHUTDOWN_S = 5.0, 60.0, 1.0
 """Seconds for a driver after one of Ray's processes has died: to notice, for Ray may hold it in a call; to end in
 order; and for Ray to shut down, which waits for a GCS that is gone."""
+GOES_S = 5.0
+"""Seconds that a raylet may take to end behind that of which Ray speaks so."""
+HOST_GONE = ("Owner's node has crashed", "its node has died")
+"""In what Ray says of an actor whose owner's host, or own, has gone."""
 PROCESSES = ("gcs_server", "raylet")
 LOG_BYTES, LOG_CHARACTERS = 1 << 16, 300
 SLOW = "Raise cluster.start_timeout_s if the machine is only slow."
@@ -169,11 +173,12 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 def _end_of(node: Any, name: str) -> str:
     """The end of Ray's process `name`; empty while it lives, or if it was not started for this run."""
     if isinstance(node, LeftNode):
-        return node.end_of(name)
-    for info in getattr(node, "all_processes", {}).get(name, ()):
-        if (code := info.process.poll()) is not None:
-            return f"(pid {info.process.pid}) {how_ended(code)}"
-    return ""
+        end = node.end_of(name)
+    else:
+        infos = getattr(node, "all_processes", {}).get(name, ())
+        codes = {info.process.pid: info.process.poll() for info in infos}
+        end = next((f"(pid {pid}) {how_ended(code)}" for pid, code in codes.items() if code is not None), "")
+    return end + (agent_behind(Path(node.get_logs_dir_path())) if end and name == "raylet" else "")
 
 
 _NO_MESSAGE = re.compile(r"\[state-dump\]|\b0x[0-9a-f]{4,}|StackTrace")
@@ -193,8 +198,9 @@ def _death(node: Any) -> Death | None:
     """The death of one of Ray's processes on this host, if one has died."""
     for name in PROCESSES:
         if end := _end_of(node, name):
-            # Who is killed so has no time for words.
-            words = "" if "SIGKILL" in end else last_words(Path(node.get_logs_dir_path()), name)
+            # Who is killed so has no time for words, and a raylet that follows an agent has only guesses.
+            is_known = "SIGKILL" in end or ", because its " in end
+            words = "" if is_known else last_words(Path(node.get_logs_dir_path()), name)
             where = f"Ray's {name} on {socket.gethostname()}"
             return Death(f"{end}{words}", where=where, todo="Start the same command again to resume.")
     return None
@@ -257,8 +263,8 @@ class OwnRay:
         try:
             yield
         except Death as error:
-            self._error = error
-            raise
+            self._error = self._behind(error)
+            raise self._error from error.__cause__
         except Exception as error:
             if death := _death(self.node):
                 raise death from error
@@ -268,6 +274,16 @@ class OwnRay:
                 event.set()
             if not _death(self.node):  # else it is watched until Ray is shut down, which may take for ever
                 self._over.set()
+
+    def _behind(self, error: Death) -> Death:
+        """The death of one of Ray's processes here that `error` tells of as that of an actor, or `error`. Ray gives up
+        the actors of a raylet that ends in order, as for one of its agents, before that has ended."""
+        deadline = time.monotonic() + GOES_S
+        while any(words in error.what for words in HOST_GONE) and time.monotonic() < deadline:
+            if death := _death(self.node):
+                return death
+            time.sleep(POLL_S)
+        return error
 
     @contextlib.contextmanager
     def bounded(self, what: str, limit_s: float) -> Iterator[None]:

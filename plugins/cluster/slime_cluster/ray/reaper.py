@@ -30,7 +30,7 @@ from typing import IO, Any, cast
 import psutil
 
 from slime.engines.scratch import how_ended
-from slime_cluster.ray.folders import PREFIX, clear_all
+from slime_cluster.ray.folders import PREFIX, agent_behind_all, clear_all
 from slime_cluster.ray.signals import signals_postponed
 
 LOOK_S = 1.0
@@ -40,6 +40,8 @@ GRACE_S = 3.0
 POLL_S = 0.05
 _MARK = "SLIME_RUN_MARK"
 """Environment variable that what is started in the block inherits."""
+ITSELF = "the process that ends what a killed run leaves"
+"""What a driver calls it."""
 UNKNOWN = "?"
 """Note where the cause of an end would not be known: then the reaper says so."""
 AGAIN = "Start the same command again to resume."
@@ -125,8 +127,7 @@ def reaped(mark: str) -> Iterator[Reaper]:
             with lock:
                 if is_over.is_set():
                     return
-                what = "the process that ends what a killed run leaves %s. Another one takes its place"
-                log.warning(what, how_ended(process.returncode))
+                log.warning("%s %s. Another one takes its place", ITSELF, how_ended(process.returncode))
                 process = start()
                 reaper.go_on_in(cast(IO[bytes], process.stdin))
 
@@ -215,15 +216,16 @@ class _Driver:
         """What stays, because it was killed."""
         return None if self._is_orderly or self.note != UNKNOWN else self.stay
 
-    @property
-    def gone(self) -> str:
-        return f"slime: the run's process (pid {self.pid}) ended without a word: it was killed, or Ray ended it."
+    def gone(self, agent: str) -> str:
+        """That it had no time for words; `agent`: see `agent_behind`."""
+        why = f"Ray ended it{agent}" if agent else "it was killed, or Ray ended it"
+        return f"slime: the run's process (pid {self.pid}) ended without a word: {why}."
 
-    def last_words(self) -> str:
+    def last_words(self, agent: str) -> str:
         """The line of a driver that had no time for any; empty for one that had."""
         if self._is_orderly:
             return ""
-        return f"{self.gone} {AGAIN}" if self.note == UNKNOWN else self.note
+        return f"{self.gone(agent)} {AGAIN}" if self.note == UNKNOWN else self.note
 
 
 def main(mark: str, greeting: str) -> None:
@@ -233,7 +235,8 @@ def main(mark: str, greeting: str) -> None:
     family, record = set[psutil.Process](), None
     while driver:
         family = driver.watch(family)
-        words, gone, stay, driver = driver.last_words(), driver.gone, driver.leaves, None
+        agent = agent_behind_all(mark)
+        words, gone, stay, driver = driver.last_words(agent), driver.gone(agent), driver.leaves, None
         if stay:
             record = stay.record
             said = f"What it ran stays for {stay.seconds:g} s: the same command takes it over, and"

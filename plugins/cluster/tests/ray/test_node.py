@@ -6,11 +6,13 @@ import signal
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 from plugins.cluster.tests.ray.driver import Driver
 from slime_cluster.ray.folders import LONGEST_PLACE, PREFIX
-from slime_cluster.ray.node import last_words
+from slime_cluster.ray.node import HOST_GONE, last_words
+from slime_testing.patience import Patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -26,6 +28,32 @@ ODD = """
         kill("gcs_server")
         time.sleep(1)
         raise RuntimeError("something odd, because Ray is gone")
+"""
+AGENT = """
+        [raylet] = [child for child in psutil.Process().children() if child.name() == "raylet"]
+        [agent] = [child for child in raylet.children() if child.name() == "ray::{agent}"]
+        agent.kill()
+        time.sleep(1)
+        raise RuntimeError("something odd, because Ray is gone")
+"""
+ACTOR = """
+        from slime.cluster.watch import Member, died
+
+        class Idle:
+            def sleep(self, seconds):
+                time.sleep(seconds)
+
+        actor = ray.remote(num_cpus=1)(Idle).remote()
+        ray.get(actor.sleep.remote(0))
+        asleep = actor.sleep.remote(60)
+        [raylet] = [child for child in psutil.Process().children() if child.name() == "raylet"]
+        [agent] = [child for child in raylet.children() if child.name() == "ray::DashboardAgent"]
+        agent.kill()
+        try:
+            ray.get(asleep)
+        except ray.exceptions.RayError as error:
+            print(str(error).replace("\\n", " "), flush=True)
+            raise died(Member("trainer-0", actor), error, "sleep", Path()) from error
 """
 STRANGER = """
         node = worker._global_node
@@ -99,6 +127,41 @@ def test_a_death_is_named_as_the_cause_of_what_follows(folder: Path) -> None:
     assert driver.said()[0] == "up"
     [line] = driver.said()[1:]
     assert is_told("gcs_server", line)
+
+
+@pytest.mark.parametrize("agent", ["DashboardAgent", "RuntimeEnvAgent"])
+def test_an_agent_that_takes_its_raylet_along_is_named(folder: Path, agent: str) -> None:
+    driver = Driver(folder, AGENT.format(agent=agent))
+    assert driver.finish() == 2
+    name = {"DashboardAgent": "dashboard_agent", "RuntimeEnvAgent": "runtime_env_agent"}[agent]
+    [line] = driver.said()[1:]
+    why = f"ended with exit code 0, because its {name} has ended (for memory: see dmesg). Start the same command"
+    assert re.match(rf"slime: Ray's raylet on {socket.gethostname()}: \(pid \d+\) {re.escape(why)}", line), line
+
+
+def test_an_actor_that_ray_gives_up_with_its_host_is_not_named_in_the_place_of_that(folder: Path) -> None:
+    driver = Driver(folder, ACTOR)
+    assert driver.finish() == 2
+    [told, line] = driver.said()[1:]
+    assert any(words in told for words in HOST_GONE), told
+    assert line.startswith(f"slime: Ray's raylet on {socket.gethostname()}: (pid "), line
+    assert ", because its dashboard_agent has ended" in line
+
+
+def test_an_agent_is_named_also_where_ray_ends_the_driver_first(folder: Path) -> None:
+    """The driver stands still while its raylet ends, and goes with no time for a word."""
+    driver = Driver(folder, "        os.kill(os.getpid(), signal.SIGSTOP)").until_up()
+    process = psutil.Process(driver.process.pid)
+    assert Patience(60, lambda: [os.getpid()]).wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
+    [raylet] = [child for child in process.children() if child.name() == "raylet"]
+    [agent] = [child for child in raylet.children() if child.name() == "ray::RuntimeEnvAgent"]
+    agent.kill()
+    assert Patience(60, lambda: [os.getpid()]).wait_for(lambda: raylet.status() == psutil.STATUS_ZOMBIE)
+    process.kill()
+    driver.finish()
+    why = "Ray ended it, because its runtime_env_agent has ended (for memory: see dmesg)"
+    gone = f"slime: the run's process (pid {process.pid}) ended without a word: {why}."
+    assert driver.said() == ["up", f"{gone} Start the same command again to resume."]
 
 
 def test_a_driver_that_is_killed_has_last_words(folder: Path) -> None:

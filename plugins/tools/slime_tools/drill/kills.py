@@ -17,6 +17,7 @@ import psutil
 
 from slime.observe.metrics import read_rows
 from slime.types import RL
+from slime_cluster.ray.reaper import ITSELF
 from slime_tools.drill.processes import DRIVER, GUARD, WORKER, members
 
 POLL_S = 0.01
@@ -29,11 +30,13 @@ NOUNS = {
     **dict.fromkeys((GUARD, WORKER), "worker was lost|workers of the program were lost"),
     "agent's keeper": "agent was killed",
     "gcs_server": "gcs_server",
-    **dict.fromkeys(("raylet", "dashboard agent", "runtime env agent"), "raylet"),
+    "raylet": "raylet",
+    "dashboard agent": "dashboard_agent",
+    "runtime env agent": "runtime_env_agent",
+    "reaper": ITSELF,
     DRIVER: "ended without a word|or the run was killed",
 }
-"""What a line has that names the loss, as a pattern, beside how it ended; of an engine's processes the engine, and of
-Ray's agents their raylet, which ends with each of them."""
+"""What a line has that names the loss, as a pattern, beside how it ended; of an engine's processes the engine."""
 ENDED = re.compile(r"SIGKILL|was killed|ended with|has ended|was lost|were lost")
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from slime.observe.metrics import read_rows
 
-APART = re.compile(r"time$|.*seconds|tokens_per_s$|engines/|trainers/|memory/|hosts/")
-"""Names of metrics that tell times, memory, and what became of single processes."""
+APART = re.compile(r"time$|.*seconds|tokens_per_s$|engines/|trainers/|memory/|hosts/|publish/num_bytes")
+"""Names of metrics that tell times, memory, what became of single processes, and what was sent to engines, of which one
+that is back gets more: a whole version instead of a delta, or a model beside its adapter."""
 _STEP = re.compile(r"(stage|step)$")
 
 
