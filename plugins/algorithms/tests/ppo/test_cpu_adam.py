@@ -149,7 +149,7 @@ def reward_model(rank: Rank, model: Path, folder: Path, device: str) -> tuple[An
         from slime_megatron.train.trainer import Trainer
 
         cfg = SlimeConfig(algo=AlgoConfig(name="reward_model"))
-        cfg.model.family, cfg.model.path, cfg.run.num_steps = "glm4", str(model), 9
+        cfg.model.family, cfg.model.path, cfg.sft.num_steps = "glm4", str(model), 9
         cfg.cluster.device, cfg.train.megatron, cfg.train.optimizer = Device(device), dict(BF16), dict(CPU_ADAM)
         trainer = Trainer(cfg, *rank)
         trainer.init_weights()
@@ -160,7 +160,7 @@ def reward_model(rank: Rank, model: Path, folder: Path, device: str) -> tuple[An
         from megatron_core_portable import cpu_stands_in_for_cuda
 
         with cpu_stands_in_for_cuda():
-            trainer.optimizer.enter("rl")
+            trainer.optimizer.enter("sft")
             for module in trainer.model.modules:
                 for parameter in module.parameters():
                     parameter.main_grad.copy_(parameter.detach() + 0.1)
