@@ -109,18 +109,18 @@ class Generation:
         return dataclasses.replace(collected, stats=stats)
 
     @property
-    def is_ahead(self) -> bool:
-        """Whether samples of later steps are generated while trainers work, who are asked in another thread then."""
-        return self._rollout is not None and self._sampler.gate is not None
+    def ahead(self) -> Rollout | None:
+        """What generates samples of later steps while trainers work, who are asked in another thread then; or None."""
+        return self._rollout if self._sampler.gate else None
 
     def beside(self, work: Callable[[], T]) -> T:
         """Have trainers do `work`, and return its result. Samples that were begun ahead are generated meanwhile, and
         change at no other time."""
-        if self._rollout is None or not self.is_ahead:
+        if (ahead := self.ahead) is None:
             return work()
-        before = self._rollout.num_tokens
+        before = ahead.num_tokens
         result = result_of(self._runner, self._returning.beside(beside(work)))
-        self._rollout.num_overlapped += self._rollout.num_tokens - before
+        ahead.num_overlapped += ahead.num_tokens - before
         return result
 
     def asking(self, work: Callable[[], T]) -> T:

@@ -111,18 +111,11 @@ def _step(run: Run, stage: Stage, step: int) -> None:
     cfg, learner, generation, watch = run.cfg, run.learner, run.generation, Stopwatch()
     collected = generation.collect(step - 1)
     watch.add_all(collected.stats)
-    samples = [Samples(step, collected.groups, collected.judged)]
-
-    def show() -> None:
-        while samples:
-            run.events.publish(samples.pop())
-
-    if generation.is_ahead:  # subscribers have no bound of time in another thread
-        show()
-    try:
-        values = learn(run, stage, step, collected.groups, watch, show)
-    finally:
-        show()  # of a step that has failed before
+    with ExitStack() as told:  # at its end at the latest, also of a step that fails before trainers begin
+        told.callback(run.events.publish, Samples(step, collected.groups, collected.judged))
+        if generation.ahead:  # subscribers have no bound of time in another thread
+            told.close()
+        values = learn(run, stage, step, collected.groups, watch, told.close)
     if problem := alarm(cfg.observe.logprob_alarm, run.topology.groups, values, step):
         run.log.incomplete(stage.name, step, collected.stats | values)
         raise problem
