@@ -17,13 +17,18 @@ _OF_DEEPEP = {"NVSHMEM_DISABLE_NCCL": "1"}  # whoever loads deepep loads NVSHMEM
 
 def trainer_environment(cluster: ClusterConfig, megatron: Mapping[str, Any]) -> dict[str, str]:
     """Variables of a trainer rank; the user's `cluster.environment` has the last word."""
-    deepep = _OF_DEEPEP if megatron.get("moe_token_dispatcher_type") == "flex" else {}
+    deepep = _OF_DEEPEP if trains_with_deepep(megatron) else {}
     sizes = [megatron.get(f"{kind}_parallel_size") or 1 for kind in ("tensor_model", "context")]
     if cluster.on_gpus and max(sizes) > 1:
         # Kernels run in the order of their launches: Megatron-core begins a collective before the product that it is to
         # overlap with. SGLang sets its own number in engines.
         deepep = {**deepep, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     return {**deepep, **_of_device(cluster), **_network(cluster), **in_words(cluster.environment)}
+
+
+def trains_with_deepep(megatron: Mapping[str, Any]) -> bool:
+    """Whether DeepEP exchanges tokens of trainers' experts: Megatron-core's flexible dispatcher takes it."""
+    return megatron.get("moe_token_dispatcher_type") == "flex"
 
 
 def engine_environment(cluster: ClusterConfig, group: EngineGroup) -> dict[str, str]:

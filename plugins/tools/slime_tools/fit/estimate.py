@@ -20,6 +20,7 @@ from slime.errors import SlimeError
 from slime.layout import Grid, split_layers
 from slime.models.blocks import UNEVEN_EXPERTS
 from slime.plan.flops import ForwardFlops
+from slime.topology.environment import trains_with_deepep
 from slime.types import RL
 from slime_tools.memory.memory_plan import MemoryPlan
 from slime_tools.memory.trainer import TrainerRank
@@ -192,7 +193,7 @@ class Layout:
     @property
     def deepep(self) -> bool:
         """True if DeepEP exchanges the experts' tokens, and sends each once a host."""
-        return self.megatron.get("moe_token_dispatcher_type") == "flex"
+        return trains_with_deepep(self.megatron)
 
     @property
     def recomputes(self) -> bool:

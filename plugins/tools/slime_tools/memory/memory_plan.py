@@ -20,6 +20,7 @@ from slime.sizes.model import ModelSizes
 from slime.sizes.parameters import DRAFTING_LAYER, Held, blocks_by_layer, learns_to_draft
 from slime.sizes.version import version_bytes
 from slime.topology.engines import EngineGroup
+from slime.topology.environment import trains_with_deepep
 from slime.topology.recordings import recordings_of
 from slime.topology.transport import BROADCAST
 from slime.topology.transport_protocol import StoringTransport
@@ -129,7 +130,7 @@ class MemoryPlan(ModelSizes):
             num_copies=self.num_copies,
             trains_adapters=bool(self.adapters),
             critic_takes_turns=cfg.algo.critic.offload,
-            deepep=self.model.get("moe_token_dispatcher_type") == "flex",
+            deepep=trains_with_deepep(self.model),
         )
         ranks = []
         for stage, chunks in enumerate(split_layers(self.model["num_layers"], grid, self.model)):

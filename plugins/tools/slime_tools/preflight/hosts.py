@@ -30,6 +30,7 @@ from slime.printable import printable
 from slime.run_dir import RunDir
 from slime.sizes.estimate import estimate_memory
 from slime.sizes.version import version_bytes
+from slime.topology.environment import trains_with_deepep
 from slime.topology.launcher import launcher_name
 from slime.topology.quantization import folders
 from slime.topology.server_fields import transfer_backend, uses_deepep
@@ -103,7 +104,7 @@ def preflight(topology: Topology, run: RunDir) -> dict[str, HostFacts]:
         with_experts = has_experts(topology.config.model, plugins.load())
         network = measure(topology, slots, names, with_experts=with_experts)
         found = _with_network(found, network)
-        if network.faults or not any(name.startswith("mooncake") for name in _backends(topology)):
+        if network.faults or not _backends(topology):
             return found
         return with_transfers(found, measure_transfers(topology, slots, names))
 
@@ -144,7 +145,7 @@ def _with(
 
 
 def _backends(topology: Topology) -> set[str]:
-    """What moves KV caches; nothing without prefill and decode engines."""
+    """What moves KV caches, mooncake in one way or another; nothing without prefill and decode engines."""
     return {transfer_backend(group) for group in topology.groups if group.role is not Role.regular}
 
 
@@ -194,11 +195,8 @@ def _clock(clock: float, since: float, until: float) -> Iterator[Fault]:
 
 def read_wanted(topology: Topology, run: RunDir, *, writes: bool = True) -> Wanted:
     cfg, cluster = topology.config, topology.cluster
-    backends, installed, hf = (
-        _backends(topology),
-        plugins.load(),
-        read_hf_config(config_folder(cfg.model), cfg.model.num_layers),
-    )
+    backends, installed = _backends(topology), plugins.load()
+    hf = read_hf_config(config_folder(cfg.model), cfg.model.num_layers)
     estimate = estimate_memory(topology, installed.models.create(cfg.model.family), hf, installed)
     plan = estimate.plan if isinstance(estimate, GpuMemory) else None
     to_write = _disk(run, plan) if plan and writes else 0.0
@@ -248,9 +246,9 @@ def _devices(topology: Topology, plan: MemoryPlan | None) -> Devices:
 
 def _modules(topology: Topology, backends: Collection[str]) -> Sequence[str]:
     """What the plan needs beside slime's own requirements."""
-    trains = topology.config.train.megatron.get("moe_token_dispatcher_type") == "flex"
+    trains = trains_with_deepep(topology.config.train.megatron)
     deepep = ["deep_ep"] if trains or any(uses_deepep(group.sglang) for group in topology.groups) else []
-    return deepep + (["mooncake.engine"] if any(name.startswith("mooncake") for name in backends) else [])
+    return deepep + (["mooncake.engine"] if backends else [])
 
 
 def _disk(run: RunDir, plan: MemoryPlan) -> float:
