@@ -65,6 +65,8 @@ from slime_testing.publishing import publish
 
 PROMISED, OF_TURNS = 0.95, 0.90
 VERSION = 1
+BESIDE = 64
+"""Tokens at most that the template writes between two answers."""
 ASKED = {"role": "user", "content": "And then?"}
 Body = Mapping[str, Any]
 
@@ -220,15 +222,14 @@ def table(cfg: SlimeConfig, pairs: Sequence[tuple[float, float]], options: argpa
 def composed(options: argparse.Namespace) -> SlimeConfig:
     """The recipe with this load."""
     cfg = compose(options.words or ["+model=glm4-tiny", "+cluster=local"])
-    longest = options.turns * (round(options.lengths[2]) if options.lengths else options.response_tokens + 64)
+    most = round(options.lengths[2]) if options.lengths else options.response_tokens
+    longest = most if options.turns == 1 else options.turns * (most + BESIDE)
     cfg.rollout = replace(
         cfg.rollout,
         prompts_per_step=options.prompts,
         samples_per_prompt=options.samples,
         sampling=SamplingConfig(max_response_tokens=longest),
     )
-    if options.turns == 1 and not options.lengths:
-        cfg.rollout.sampling.max_response_tokens = options.response_tokens
     return cfg
 
 
