@@ -6,7 +6,7 @@ memory and all copies are a fourth or less. The server answers in frames (`slime
 
 SGLang collects the rows of a request that has finished. A prefill engine finishes none: it forgets a prompt once its
 keys are sent. A decode engine moves the keys of a request for which it has no room to the host, and back to other
-places of its pool, to which rows do not follow. Both is mended here.
+places of its pool, to which rows do not follow. Both are mended here.
 """
 
 from __future__ import annotations
