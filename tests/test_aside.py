@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +47,17 @@ def quietly(work: Callable[[], object]) -> Callable[[], object]:
     return lambda: (faulthandler.disable(), work())
 
 
+class Finalized:
+    """Leaves a file, called after the process that collects it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.itself: Finalized | None = None
+
+    def __del__(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+
+
 def recurse() -> None:
     recurse()
 
@@ -69,10 +82,29 @@ def test_what_does_not_come_back_is_told_in_a_line(work: Callable[[], object], r
     assert time.process_time() - began < 1, "the work was not done here"
 
 
-def test_what_waits_for_ever_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_for_ever_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "WAIT_S", 0.5)
     [problem] = aside.problems_found_aside(first_step(lambda: time.sleep(600)))
-    assert str(problem) == "here: it is bad: nothing came within 0.5 s. Mend it."
+    line = test_what_waits_for_ever_is_told_with_its_place.__code__.co_firstlineno + 2
+    assert str(problem) == f"here: it is bad: nothing came within 0.5 s (it stands in {__file__}:{line}). Mend it."
+
+
+def test_garbage_of_this_process_is_not_collected_aside(tmp_path: Path) -> None:
+    """The control is the end of the test, which collects it here."""
+    gc.collect()
+    cycle = Finalized(tmp_path)
+    cycle.itself = cycle
+    del cycle
+
+    def find() -> Iterator[SlimeError]:
+        aside.step(1, FAULT)
+        gc.collect()
+        yield from ()
+
+    assert not aside.problems_found_aside(find)
+    assert not [*tmp_path.iterdir()]
+    gc.collect()
+    assert [file.name for file in tmp_path.iterdir()] == [str(os.getpid())]
 
 
 def test_what_is_found_comes_over_whole() -> None:

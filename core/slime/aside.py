@@ -6,10 +6,13 @@ digits or of a library in Rust have none, and only the kernel ends them: by a li
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import json
 import math
 import mmap
 import os
+import re
 import resource
 import select
 import signal
@@ -23,6 +26,8 @@ MEMORY_BYTES = 2**32
 """Memory that the process may take beside slime's."""
 WAIT_S = 120.0
 """Seconds between two steps of it: a disk of the network may be slow."""
+_ANSWER_S = 2.0
+"""Seconds in which one that is late tells where it stands."""
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
 _STEP, _FOUND = "step", "found"
 _NO_ROOM, _OTHERWISE = 3, 4
@@ -45,8 +50,9 @@ def problems_found_aside(find: Callable[[], Iterable[SlimeError]]) -> list[Slime
             signal.pthread_sigmask(signal.SIG_SETMASK, before)  # here, because what came meanwhile is raised at once
             os.close(writer)
             last, found, late = _follow(file)
-        if late:
-            os.kill(child, signal.SIGKILL)
+            if late:
+                place = _place(child, file)
+                os.kill(child, signal.SIGKILL)
     except BaseException:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -56,7 +62,8 @@ def problems_found_aside(find: Callable[[], Iterable[SlimeError]]) -> list[Slime
         return [SlimeError(**each) for each in found]
     if code == _OTHERWISE or last is None:
         return list(find())
-    what = f"{last['what']}: {_reason(code, last['seconds'], late)}"
+    reason = f"nothing came within {WAIT_S:g} s{place}" if late else _reason(code, last["seconds"])
+    what = f"{last['what']}: {reason}"
     return [SlimeError(what, where=last["where"], todo=last["todo"])]
 
 
@@ -100,6 +107,8 @@ def _work(find: Callable[[], Iterable[SlimeError]], writer: int) -> None:
         limit_growth(MEMORY_BYTES)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _steps = open(writer, "w", encoding="utf-8", buffering=1)  # noqa: SIM115  # until the process ends
+        faulthandler.register(signal.SIGUSR1, _steps, all_threads=False)
+        gc.freeze()  # garbage of slime's process is not this one's: a finalizer may wait for a thread that is not here
         problems = list[SlimeError]()
         try:
             problems += find()
@@ -129,9 +138,20 @@ def _say(said: Mapping[str, Any]) -> None:
     _steps.flush()
 
 
-def _reason(code: int, seconds: float, late: bool) -> str:
-    if late:
-        return f"nothing came within {WAIT_S:g} s"
+def _place(child: int, file: IO[bytes]) -> str:
+    """Where the child stands, in brackets; nothing if it does not answer, or is not in Python."""
+    os.kill(child, signal.SIGUSR1)
+    poll, told = select.poll(), b""
+    poll.register(file, select.POLLIN)
+    while poll.poll(_ANSWER_S * 1000) and (data := file.read(2**16)):
+        told += data
+        if frame := re.search(rb'File "(.*)", line (\d+) ', told):
+            file_name, line = map(os.fsdecode, frame.groups())
+            return f" (it stands in {file_name}:{line})"
+    return ""
+
+
+def _reason(code: int, seconds: float) -> str:
     if code == -signal.SIGXCPU:
         return f"it takes more than {seconds:g} s of a processor"
     if code == _NO_ROOM:

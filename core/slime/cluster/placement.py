@@ -83,7 +83,7 @@ def this_node() -> str:
 
 
 def host_names(cluster: ClusterConfig) -> dict[str, str]:
-    """What the launcher, or else Ray, calls each host, by Ray's id."""
+    """What the launcher, or else Ray, calls each host, by Ray's id; in the launcher's order, others by their names."""
     import ray
 
     launcher = launcher_of(cluster)
@@ -92,7 +92,8 @@ def host_names(cluster: ClusterConfig) -> dict[str, str]:
     for node in ray.nodes():
         number = node["Labels"].get(HOST_LABEL)
         names[node["NodeID"]] = hosts[int(number)] if hosts and number else node["NodeManagerHostname"]
-    return names
+    places = {host: place for place, host in enumerate(hosts)}
+    return dict(sorted(names.items(), key=lambda named: (places.get(named[1], len(places)), named[1])))
 
 
 def on_node(node: str) -> dict[str, Any]:

@@ -99,9 +99,10 @@ class Router(TopKRouter, TakesPrefixes):  # type: ignore[misc]
     def _replayed(
         self, logits: Tensor, padding_mask: Tensor | None, replay: Routes | Own | None
     ) -> tuple[Tensor, Tensor]:
-        """Upstream's routing, which asks `replay` for its top-k."""
-        before, self.router_replay = self.router_replay, replay
+        """Upstream's routing, which asks `replay` for its top-k, or else who is set to answer (`fp8_gap`)."""
+        before = self.router_replay
         try:
+            self.router_replay = replay or before
             found: tuple[Tensor, Tensor] = super().routing(logits, padding_mask)
         finally:
             self.router_replay = before

@@ -150,7 +150,8 @@ def _backends(topology: Topology) -> set[str]:
 
 
 def look(wanted: Wanted, nodes: Collection[str], names: Mapping[str, str]) -> dict[str, HostFacts]:
-    """What each host has, by name; this process looks at its own host itself. Then each tries to reach each.
+    """What each host has, by name, as `names` are ordered; this process looks at its own host itself. Then each tries
+    to reach each.
 
     Args:
         nodes: Ray's ids of the hosts.
@@ -169,7 +170,7 @@ def look(wanted: Wanted, nodes: Collection[str], names: Mapping[str, str]) -> di
     for host, faults in missed.items():
         seen = found.get(host) or HostFacts(host, until, [], {})  # the driver's, where it takes no part otherwise
         found[host] = replace(seen, faults=[*seen.faults, *faults])
-    return found
+    return {host: found[host] for host in names.values() if host in found}
 
 
 def _answer(answer: ObjectRef[HostFacts], since: float, until: float) -> HostFacts:
