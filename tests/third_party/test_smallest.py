@@ -20,7 +20,7 @@ def test_pip_brings_them_for_two_names(smallest: Any) -> None:
     listed += "print(*(one.name for one in found(path=[path for path in sys.path if 'borrowed' not in path])))"
     installed = set(smallest.run("-c", listed).stdout.split())
     assert installed == ours(*TYPED).keys()
-    assert len(installed) == 17
+    assert len(installed) == 18
 
 
 def test_they_plan_train_and_resume_the_laptop_run(smallest: Any, tmp_path: Path) -> None:
