@@ -19,7 +19,7 @@ out=$(mkdir -p "$1" && cd "$1" && pwd); model=$(cd "$2" && pwd); shift 2
 PYTHONPATH=$(python3 benchmarks/metadata.py "$out/metadata")${PYTHONPATH:+:$PYTHONPATH}; export PYTHONPATH
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false RAY_memory_monitor_refresh_ms=0
 export TRITON_CACHE_DIR=$out/kernels/triton TORCHINDUCTOR_CACHE_DIR=$out/kernels/inductor SGLANG_DG_CACHE_DIR=$out/kernels/gemm
-export FLASHINFER_WORKSPACE_BASE=$out/kernels CUDA_CACHE_PATH=$out/kernels/cuda
+export FLASHINFER_WORKSPACE_BASE=$out/kernels CUDA_CACHE_PATH=$out/kernels/cuda TVM_FFI_CACHE_DIR=$out/kernels/tvm-ffi
 unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX=$out/kernels/bytecode  # images that keep none compile at every start
 card=cluster.device_memory_mb=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | sort -n | head -n 1)
 read -ra parts <<<"${*:-cold warm all-sizes turns together seed-1 seed-2 seed-3}"
