@@ -159,9 +159,10 @@ def follow(run: Path, driver: psutil.Process, file: Path) -> None:
 
 
 def read(file: Path) -> dict[str, numpy.ndarray[Any, Any]]:
-    """The columns, with what a step took, by the clock and by the processor, between one sample and the next."""
+    """The columns, with what a step took, by the clock and by the processor, between one sample and the next. Without
+    the last sample, which may be of the run's end: that reads all metrics."""
     with file.open() as text:
-        rows = list(csv.DictReader(text))
+        rows = list(csv.DictReader(text))[:-1]
     columns = {name: numpy.array([float(row[name]) for row in rows]) for name in rows[0]}
     moved = numpy.flatnonzero(numpy.diff(columns["step"]) > 0)
     steps = numpy.diff(columns["step"])[moved]
@@ -178,6 +179,8 @@ def slope(steps: Any, values: Any) -> tuple[float, float]:
     """Of the second half of the steps, by least squares of the means of blocks: a thousand steps' growth, and its
     standard error."""
     half = steps >= steps[-1] / 2
+    if half.sum() < NUM_BLOCKS:
+        sys.exit(f"day: {half.sum()} samples of the second half, which takes {NUM_BLOCKS}: let it run longer")
     blocks = zip(numpy.array_split(steps[half], NUM_BLOCKS), numpy.array_split(values[half], NUM_BLOCKS), strict=True)
     x, y = numpy.array([[part.mean() for part in block] for block in blocks]).T
     x = (x - x.mean()) / 1000

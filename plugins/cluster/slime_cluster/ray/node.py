@@ -44,10 +44,12 @@ SLOW = "Raise cluster.start_timeout_s if the machine is only slow."
 
 def start_environment(limit_s: float) -> dict[str, str]:
     """Variables that give Ray's processes `limit_s` seconds to find each other, instead of 5 to 30, have them start
-    workers only for actors (no actor of a run takes one of those that wait), and keep no record of each call, which
-    only Ray's dashboard would read: driver and GCS grew by it with every step."""
+    workers only for actors (no actor of a run takes one of those that wait), keep no record of each call, which only
+    Ray's dashboard would read (driver and GCS grew by it with every step), and not log each minute what they have done
+    so far, 4 MB an hour."""
     names = ("raylet_start_wait_time_s", "gcs_rpc_server_connect_timeout_s")
-    more = {"RAY_enable_worker_prestart": "false", "RAY_task_events_report_interval_ms": "0"}
+    never = ("task_events_report_interval_ms", "event_stats_print_interval_ms")
+    more = {"RAY_enable_worker_prestart": "false", **{f"RAY_{name}": "0" for name in never}}
     return {f"RAY_{name}": str(math.ceil(limit_s)) for name in names} | more
 
 

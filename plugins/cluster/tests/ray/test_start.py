@@ -66,7 +66,7 @@ def test_a_start_that_takes_longer_than_it_may_is_one_line(
 
 def test_a_start_may_take_longer_than_rays_own_limit(folder: Path) -> None:
     """A raylet that stands still for 35 s on Ray's clock, which is ten times as fast meanwhile; Ray itself waits for
-    30."""
+    30. And its processes log no statistics, which they would begin with at once."""
     stop = """
 def slow():
     kill("raylet", signal.SIGSTOP)
@@ -79,6 +79,11 @@ def slow():
     node.time = time
 threading.Thread(target=slow, daemon=True).start()
 """
-    driver = Driver(folder, "        pass", beside=stop)
+    look = """
+        logs = Path(worker.global_worker.node.get_logs_dir_path())
+        said = {name: (logs / name).read_text() for name in ("gcs_server.out", "raylet.out")}
+        print(*(f"{name}: {bool(text)}, {'Event stats' in text}" for name, text in said.items()), sep="\\n")
+"""
+    driver = Driver(folder, look, beside=stop)
     assert driver.finish() == 0, driver.said()
-    assert driver.said() == ["up"]
+    assert driver.said() == ["up", "gcs_server.out: True, False", "raylet.out: True, False"]

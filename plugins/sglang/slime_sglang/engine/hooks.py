@@ -134,9 +134,12 @@ def _set_version(front: Any, version: str) -> None:
 
 
 def keep_number(original: Callable[..., None], server_args: Any, source: str, **fields: Any) -> None:
-    """Around every change of SGLang's settings while it runs: a version that no publish brought is nobody's number."""
+    """Around every change of SGLang's settings while it runs: a version that no publish brought is nobody's number.
+    SGLang notes each change for ever, two a publish: all but the last one are forgotten."""
     if "weight_version" in fields and source not in (__name__, _PUBLISHED):
         fields["weight_version"] = FOREIGN
+    if fields.keys() == {"weight_version"} and (notes := getattr(server_args, "_runtime_mutations", None)):
+        notes[:] = [note for note in notes if note[1].keys() != fields.keys()]
     original(server_args, source, **fields)
 
 

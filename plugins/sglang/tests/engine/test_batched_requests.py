@@ -124,12 +124,8 @@ def test_an_engine_that_dies_fails_all_of_them():
 
 
 @asynccontextmanager
-async def saying(*lines):
-    """A client of a server that answers every request with these events."""
-
-    async def answered(request):
-        return web.Response(body=b"".join(b"data: " + line.encode() + b"\n\n" for line in lines))
-
+async def serving(answered):
+    """A client of a server whose requests `answered` answers."""
     app = web.Application()
     app.add_routes([web.post("/generate", answered)])
     runner = web.AppRunner(app)
@@ -140,6 +136,15 @@ async def saying(*lines):
             yield client
     finally:
         await runner.cleanup()
+
+
+def saying(*lines):
+    """A client of a server that answers every request with these events."""
+
+    async def answered(request):
+        return web.Response(body=b"".join(b"data: " + line.encode() + b"\n\n" for line in lines))
+
+    return serving(answered)
 
 
 def event(index, **finish_reason):
@@ -174,6 +179,34 @@ def test_an_answer_that_misses_one_is_an_error(lines):
     assert there.finish_reason is FinishReason.ABORT
     assert isinstance(error, SlimeError)
     assert "no answer to /generate" in str(error)
+
+
+def test_a_connection_is_kept_whose_answer_ends_behind_the_mark():
+    """SGLang's last bytes come a moment after its mark; a closed connection left garbage on both sides."""
+    peers = set()
+
+    async def answered(request):
+        peers.add(request.transport.get_extra_info("peername"))
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for line in (event(0), event(1), "[DONE]"):
+            await response.write(b"data: " + line.encode() + b"\n\n")
+        await has_answers.wait()
+        return response
+
+    async def thrice():
+        async with serving(answered) as client:
+            for _ in range(3):
+                has_answers.clear()
+                await asyncio.gather(client.generate([1], LIMIT), client.generate([2], LIMIT))
+                has_answers.set()
+                async with asyncio.timeout(20):
+                    while client._batcher._sent:
+                        await asyncio.sleep(0)
+
+    has_answers = asyncio.Event()
+    asyncio.run(thrice())
+    assert len(peers) == 1
 
 
 class Counting(virtual_clock.VirtualEngine):

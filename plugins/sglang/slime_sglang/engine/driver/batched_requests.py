@@ -126,20 +126,21 @@ def joined(bodies: Sequence[Body]) -> dict[str, Any]:
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    """What server-sent events say in JSON, of any length, up to SGLang's mark of the end.
+    """What server-sent events say in JSON, of any length. Reads on behind SGLang's mark of the end, for a connection
+    whose answer is not read to its own end is closed.
 
     Raises:
-        EOFError: the end is missing.
+        EOFError: the mark is missing.
     """
-    data, seen = bytearray(), 0
+    data, seen, has_ended = bytearray(), 0, False
     async for chunk in chunks:
         data += chunk
         while (end := data.find(b"\n\n", seen)) >= 0:
             event = bytes(data[len(_EVENT) : end])
             del data[: end + 2]
             seen = 0
-            if event == _END:
-                return
-            yield orjson.loads(event)
+            if not (has_ended := event == _END):
+                yield orjson.loads(event)
         seen = max(0, len(data) - 1)
-    raise EOFError("the answer broke off")
+    if not has_ended:
+        raise EOFError("the answer broke off")
