@@ -88,7 +88,8 @@ def load(path: Path, model: Model, optimizer: Optimizer, critic: Critic | None =
         optimizer.set_schedule(facts["stage"])
         state = sharded(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=True)}
         if facts["has_reference"]:
-            state |= _reference_state(model, reference.copy_weights(model.modules, frozen=False))
+            each = map(reference.tensors_of, model.modules)
+            state |= _reference_state(model, [{key: held.detach().clone() for key, held in of.items()} for of in each])
         if critic:
             critic.optimizer.set_schedule(facts["critic"]["stage"])
             state |= _critic_state(critic, is_loading=True)
@@ -191,9 +192,23 @@ def _reference_state(model: Model, ref: reference.Weights | None) -> dict[str, A
     """The reference weights under keys of their own, sharded as the model's parameters are."""
     if ref is None:
         return {}
-    with reference.swapped_in(ref, model.modules):
-        state = {f"reference.{name}": part for name, part in sharded(model).items()}
-        dict_list_map_inplace(_copied, state)
+    held = {
+        id(tensor): values[name]
+        for module, values in zip(model.modules, ref, strict=True)
+        for name, tensor in reference.tensors_of(module).items()
+        if name in values
+    }
+    left = {id(each) for module in model.modules for each in module.parameters() if each.requires_grad}
+
+    def stood_in_for(entry: Any) -> Any:
+        if isinstance(entry, ShardedTensor | ShardedTensorFactory):
+            left.discard(id(entry.data))
+            entry.data = held.get(id(entry.data), entry.data)  # what is frozen is the reference's as well
+        return entry
+
+    state = {f"reference.{name}": part for name, part in sharded(model).items()}
+    dict_list_map_inplace(stood_in_for, state)
+    assert not left, "what learns is in the sharded state itself"
     add_prefix_for_sharding(state, "reference.")
     return state
 
@@ -204,13 +219,6 @@ def _critic_state(critic: Critic, *, is_loading: bool) -> dict[str, Any]:
     state |= {"optimizer": _optimizer_state(critic.model, critic.optimizer, is_loading=is_loading)}
     add_prefix_for_sharding(state, "critic.")
     return {"critic": state}
-
-
-def _copied(entry: Any) -> Any:
-    """The entry with a copy of its data: the modules' storage is about to hold the trained weights again."""
-    if isinstance(entry, ShardedTensor | ShardedTensorFactory):
-        entry.data = entry.data.detach().clone()
-    return entry
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
