@@ -58,8 +58,9 @@ class Saving:
         facts = _facts(model, optimizer, ref) | {"critic": critic and _progress(critic.optimizer)}
         state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": facts}
         state |= _critic_state(critic, is_loading=False) if critic else {}
+        has = (ref is not None, critic is not None)
         with megatron_errors(path, "cannot be written"):
-            _save(path, state, self._writer)
+            _save(path, state, self._writer, staging.distributions if staging else {}, has)
 
     @property
     def is_done(self) -> bool:
@@ -139,8 +140,19 @@ def read_facts(path: Path) -> dict[str, Any]:
         return dict(dist_checkpointing.load_common_state_dict(str(path))["slime"])
 
 
-def _save(path: Path, state: dict[str, Any], writer: ShardWriter) -> None:
-    dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(writer, _dp_cp_group()))
+def _save(
+    path: Path,
+    state: dict[str, Any],
+    writer: ShardWriter,
+    distributions: dict[tuple[bool, ...], Any] | None = None,
+    has: tuple[bool, ...] = (),
+) -> None:
+    """Who writes what of a state that `has` the same parts is agreed upon once, and examined once."""
+    distributions = {} if distributions is None else distributions
+    strategy = FullyParallelSaveStrategyWrapper(writer, _dp_cp_group(), do_cache_distribution=True)
+    strategy.cached_distribution = distributions.get(has)
+    dist_checkpointing.save(state, str(path), strategy, validate_access_integrity=has not in distributions)
+    distributions[has] = strategy.cached_distribution
 
 
 def _load(path: Path, state: dict[str, Any]) -> Any:

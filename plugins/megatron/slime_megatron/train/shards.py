@@ -65,17 +65,22 @@ _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 class Staging:
-    """Where a rank's part of a checkpoint waits until it is written. Its memory stays for those that follow.
+    """Where a rank's part of a checkpoint waits until it is written. Its memory stays for those that follow, as
+    does what ranks have agreed upon.
 
     Args:
         group: of all ranks, on CPUs, which nothing else uses.
         page_locked: the copies are made from a CUDA device.
+
+    Attributes:
+        distributions: who of a data-parallel group writes what, by the parts that a state has.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, page_locked: bool) -> None:
         where, todo = "copying a checkpoint to host memory", "Give the host more memory."
         self.group, self._memory = group, HostMemory(where, todo, page_locked=page_locked)
         self._writing: Future[Any] | None = None
+        self.distributions: dict[tuple[bool, ...], Any] = {}
 
     def copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """As `host_copies`, once what is there is written."""
