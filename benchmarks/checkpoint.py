@@ -3,7 +3,8 @@
     python benchmarks/checkpoint.py cost                # about 0.7 GB, with and without digests in turns
     python benchmarks/checkpoint.py cost --layers 32    # in bf16 on a GPU where there is one
     python benchmarks/checkpoint.py memory              # 100 checkpoints of glm4-tiny; resident memory of the trainer
-    python benchmarks/checkpoint.py hold                # how long a step waits for its copy, and the copy's memory
+    python benchmarks/checkpoint.py hold                # what steps wait for, saving every step and every fourth
+    python benchmarks/checkpoint.py hold --intervals 1 20 --micro-batches 16    # likewise, longer steps
     python benchmarks/checkpoint.py hold --gathered     # the same where Megatron-core gathers the optimizer's state
     python benchmarks/checkpoint.py hold --folder /dev/shm    # of a copy in host memory (`in_memory_every`)
 
@@ -15,14 +16,15 @@ need a machine that does nothing else, or many rounds.
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import json
 import resource
-import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -32,12 +34,13 @@ import torch
 from machine import conditions
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 
-from slime.checkpoints import CheckpointStore, examine
+from slime.checkpoints import CheckpointStore, Staging, examine
 from slime.config.paths import resolve
 from slime.config.schema import Device, Init, LossMean, SlimeConfig
 from slime.digest import DigestingFile
 from slime.files import files_under
 from slime.train.packing import pack
+from slime.train.rank import Saving
 from slime.types import TrainSample
 from slime_megatron.train import checkpoint, heap, shards
 from slime_megatron.train.optimizer import parts_of
@@ -50,6 +53,8 @@ PROMISED_SHARE = 0.05
 PROMISED_MB = 0.1
 """Growth a checkpoint, from the tenth to the last."""
 COUNTS = (1, 10, 50, 100)
+HOLD_TOKENS = 256
+"""Of each micro-batch of a step that is held up: a second on a core, a twentieth on a GPU, which waits for kernels."""
 
 
 class PlainFile(DigestingFile):
@@ -100,11 +105,15 @@ def trainer_of(model: str) -> Trainer:
     )
     trainer = Trainer(cfg, 0, 1, f"{tempfile.mkdtemp()}/meeting", 0)
     trainer.init_weights()
-    sample = TrainSample(tokens=np.arange(8), loss_mask=np.ones(4, dtype=np.int64))
-    align = trainer.packing_align
-    [batch] = pack([sample], num_dp=1, align=align, max_tokens=64, loss_mean=LossMean.token, num_optimizer_steps=1)
-    trainer.train([batch], 1, "sft")
+    step(trainer, tokens=8)
     return trainer
+
+
+def step(trainer: Trainer, tokens: int, micro_batches: int = 1) -> None:
+    """One supervised step, of a sample of that many tokens in each micro-batch."""
+    sample = TrainSample(tokens=np.arange(tokens) % 64, loss_mask=np.ones(tokens // 2, dtype=np.int64))
+    options = {"align": trainer.packing_align, "max_tokens": tokens, "loss_mean": LossMean.token}
+    trainer.train(pack([sample] * micro_batches, num_dp=1, num_optimizer_steps=1, **options), 1, "sft")
 
 
 def save(trainer: Trainer, store: CheckpointStore, step: int) -> float:
@@ -123,26 +132,85 @@ def larger(folder: Path, layers: int) -> Trainer:
     return trainer_of(str(model))
 
 
-def hold(folder: Path, rounds: int, layers: int, gathered: bool) -> None:
-    """What `begin_save` takes of a run that goes on afterwards, and what the process grows by at the most."""
-    trainer = larger(folder, layers)
+def hold(folder: Path, rounds: int, layers: int, gathered: bool, intervals: Sequence[int], micro_batches: int) -> None:
+    """What steps wait for, as a run has them: a checkpoint is begun after a step, once the one before is published, and
+    published after the step in which its files were written. Each round has as many steps without checkpoints."""
+    trainer, store = larger(folder, layers), CheckpointStore(folder / "checkpoints", keep=2)
     for part in parts_of(trainer.optimizer.megatron) if gathered else ():
         del part.sharded_param_state_fully_reshardable
-    before, seconds, written = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, list[float](), list[float]()
-    for number in range(rounds):
-        place = folder / str(number)
-        place.mkdir()
-        start = time.perf_counter()
-        saving = trainer.begin_save(place)
-        seconds.append(time.perf_counter() - start)
-        saving.wait()
-        written.append(time.perf_counter() - start)
-        size = sum(path.stat().st_size for path in files_under(place)) / 1e9
-        shutil.rmtree(place)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run = _Run(trainer, store, micro_batches)
+    run.steps(3, 1)
+    first = run.begun[0]
+    longest, alone, within = max(intervals), list[float](), {interval: list[float]() for interval in intervals}
+    run.forget()
+    for _ in range(rounds):
+        alone.append(run.steps(longest, 0))
+        for interval in intervals:
+            within[interval].append(run.steps(longest, interval))
+    size = sum(path.stat().st_size for path in files_under(store.all()[-1].path)) / 1e9
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / 1e9
-    print(f"{conditions()}; {size:.2f} GB, {rounds} rounds: median, fastest\n")
-    print(f"{'gathered' if gathered else 'own slices'}: a step waits {_times(seconds)}; {grown:.2f} GB of host memory")
-    print(f"all is in {folder.parent} after {_times(written)}")
+    where = f"{size:.2f} GB in {folder.parent}, {rounds} rounds of {longest} steps"
+    print(f"{conditions()}; {where}: median, fastest; {'gathered' if gathered else 'own slices'}\n")
+    print(f"a step waits for the copy           {_times(run.begun)}{first:>8.3f} s the first time")
+    print(f"for files of the checkpoint before  {_times(run.waited)}{max(run.waited):>8.3f} s at the most")
+    print(f"for the name of what is written     {_times(run.published)}")
+    print(f"a step alone                        {_times(run.alone)}")
+    print(f"a step in which files are written   {_times(run.beside)}")
+    print(f"host memory grew by {grown:.2f} GB\n")
+    for interval, seconds in within.items():
+        more = [with_them - without for with_them, without in zip(seconds, alone, strict=True)]
+        share = statistics.median(more) / statistics.median(alone)
+        every = [each * interval / longest for each in more]
+        print(f"every {interval:>2} steps: a checkpoint costs   {_times(every)}{share:>+8.1%} of the steps")
+
+
+class _Run:
+    """Steps of a trainer and checkpoints between them, as `slime.learner` orders them."""
+
+    def __init__(self, trainer: Trainer, store: CheckpointStore, micro_batches: int) -> None:
+        self._trainer, self._store, self._micro_batches, self._number = trainer, store, micro_batches, 0
+        self._saving: tuple[Saving, Staging, ExitStack] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        self.begun, self.waited, self.published = list[float](), list[float](), list[float]()
+        self.alone, self.beside = list[float](), list[float]()
+
+    def steps(self, count: int, interval: int) -> float:
+        """Seconds of `count` steps, a checkpoint before every `interval`th (0: none), until the last is published."""
+        start = time.perf_counter()
+        for number in range(count):
+            if interval and number % interval == 0:
+                self._settle()
+                self._save()
+            seconds, began = self.beside if self._saving else self.alone, time.perf_counter()
+            step(self._trainer, HOLD_TOKENS, self._micro_batches)
+            seconds.append(time.perf_counter() - began)
+            if self._saving and self._saving[0].is_done:
+                self._settle()
+        self._settle()
+        return time.perf_counter() - start
+
+    def _save(self) -> None:
+        self._number += 1
+        with ExitStack() as stack:
+            staging = stack.enter_context(self._store.saving(self._number, {"step": self._number}))
+            start = time.perf_counter()
+            saving = self._trainer.begin_save(staging.path)
+            self.begun.append(time.perf_counter() - start)
+            self._saving = saving, staging, stack.pop_all()
+
+    def _settle(self) -> None:
+        if self._saving is None:
+            return
+        (saving, staging, stack), self._saving = self._saving, None
+        start = time.perf_counter()
+        with stack:
+            staging.written |= saving.wait()
+            written = time.perf_counter()
+        self.waited.append(written - start)
+        self.published.append(time.perf_counter() - written)
 
 
 def cost(folder: Path, rounds: int, layers: int) -> None:
@@ -197,15 +265,21 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where checkpoints are written")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--layers", type=int, default=8, help="of the model whose cost is measured")
+    parser.add_argument("--intervals", type=int, nargs="+", default=[1, 4], help="steps from checkpoint to checkpoint")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of each step that is held up")
     parser.add_argument("--saves", type=int, default=100)
     parser.add_argument("--gathered", action="store_true", help="by Megatron-core, on every rank, before it is copied")
     parser.add_argument("--keep-heap", action="store_true", help="as it was before slime returned it")
     arguments = parser.parse_args()
+    gc.collect()
+    gc.freeze()  # as `slime.imports.importing` in a trainer's process: Megatron-core collects garbage in each save
+    atexit.register(gc.unfreeze)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         if arguments.what == "cost":
             cost(Path(folder), arguments.rounds, arguments.layers)
         elif arguments.what == "hold":
-            hold(Path(folder), arguments.rounds, arguments.layers, arguments.gathered)
+            steps = arguments.intervals, arguments.micro_batches
+            hold(Path(folder), arguments.rounds, arguments.layers, arguments.gathered, *steps)
         else:
             memory(Path(folder), arguments.saves, arguments.keep_heap)
 

@@ -15,6 +15,7 @@
 # fp8        1       400     quantising beside a copy; engines in FP8 against trainers, with deep_gemm and with triton; a run
 # glm5, v32  1       460     the laptop run with sparse attention, to its reward (engine with FlashAttention-3)
 # offload    1        60     GB/s off the GPU and back, what stays there
+# hold       1       300     what steps wait for and lose by checkpoints of 150 M parameters, to the disk and to /dev/shm; not run yet
 # attention  1        30     flash attention beside cuDNN, one sequence after the other and in batches
 # dsa        1        40     sparse attention by Triton and by stock kernels beside dense attention, 2k to 32k tokens
 # sparse-tests 1      80     tests of these ways of attention: run it with attention and dsa
@@ -116,6 +117,11 @@ for part in "${parts[@]}"; do
     glm5) slime glm5 560 +model=glm5-tiny +cluster=h200x1 ;;
     v32) slime v32 560 +model=deepseek-v3.2-tiny +cluster=h200x1 ;;
     offload) run offload 240 python3 benchmarks/offload.py "${cut[@]}" +cluster=h200x1 "$card" ;;
+    hold)
+      for folder in "$out" /dev/shm; do
+        run "hold-$(basename "$folder")" 300 python3 benchmarks/checkpoint.py hold --layers 32 --rounds 2 --intervals 1 20 \
+          --micro-batches 16 --folder "$folder"
+      done ;;
     attention) run attention 120 python3 benchmarks/attention.py ;;
     dsa) run dsa 240 python3 benchmarks/dsa.py --longest 32768 ;;
     sparse-tests) pytest sparse-tests 240 -m gpu plugins/megatron/tests/transformer/test_on_gpu.py plugins/models/glm5/tests/test_all_keys.py \

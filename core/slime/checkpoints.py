@@ -16,6 +16,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +134,8 @@ class CheckpointStore:
             raise SlimeError(f"cannot keep {keep} checkpoints", where="train.checkpoint.keep", todo="Set 1 or more.")
         self._folder, self._keep = folder, keep
         self._damaged: set[int] = set()
+        self._removing = ThreadPoolExecutor(1, "old checkpoints")
+        self._removed: Future[None] | None = None
 
     def all(self) -> list[Checkpoint]:
         """Every published checkpoint, oldest first, whether its files are still good or not."""
@@ -185,6 +188,8 @@ class CheckpointStore:
         self._prune()
 
     def _clean(self, path: Path, step: int) -> None:
+        if self._removed:
+            wait([self._removed])
         for leftover in self._folder.glob(".step-*"):
             shutil.rmtree(leftover)
         if path.exists():
@@ -193,10 +198,13 @@ class CheckpointStore:
             self._damaged.remove(step)
 
     def _prune(self) -> None:
+        """Take the oldest their names. A thread removes them: a file system takes a second for 5 GB, in which no step
+        begins."""
         good = [checkpoint for checkpoint in self.all() if checkpoint.step not in self._damaged]
         for checkpoint in good[: -self._keep]:
             # Renamed first: a kill while files vanish must not leave something that looks like a checkpoint.
-            shutil.rmtree(checkpoint.path.rename(self._folder / f".{checkpoint.path.name}.old"))
+            old = checkpoint.path.rename(self._folder / f".{checkpoint.path.name}.old")
+            self._removed = self._removing.submit(shutil.rmtree, old)
 
 
 def published(folder: Path) -> list[Checkpoint]:

@@ -251,7 +251,8 @@ class Learner:
         return beside(lambda: self._save(states))
 
     def copy(self, beside: Beside = lambda work: work()) -> dict[str, float]:
-        """Begin a copy in host memory, if one is due; returns how long that took, as a metric. `beside` as above."""
+        """Begin a copy in host memory, if one is due; returns how long that took, as a metric, or nothing where none
+        has begun. `beside` as above."""
         every = self._cfg.train.checkpoint.in_memory_every
         if not every or self.position.total % every:
             return {}
@@ -261,6 +262,8 @@ class Learner:
     def _copy(self, states: Mapping[str, Any]) -> dict[str, float]:
         watch = Stopwatch()
         with watch("copy"), self._at_rest:
+            if not self._copies.may_begin(self.position.total):
+                return {}
             self._sharing.for_saving()
             self._copies.begin(self.position.total, states)
         return {COPYING: watch.seconds()[COPYING]}

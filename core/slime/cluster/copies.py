@@ -54,13 +54,23 @@ class Copies:
         self._states: dict[int, tuple[bytes, int]] = {}  # the driver's, by step, and the number of ranks
         self._pending: int | None = None
         self._whole: int | None = None
-        self._has_failed = False
+        self._has_failed = self._has_told = False
+
+    def may_begin(self, step: int) -> bool:
+        """Whether a copy of that step may begin: not as long as the one before is on its way, nor after one has failed.
+        A warning tells either, the first time."""
+        if self._has_failed:
+            return False
+        if self._is_settled():
+            return True
+        if self._pending is not None and not self._has_told:
+            self._has_told = True
+            then = "So is each for which steps are too fast; a larger train.checkpoint.in_memory_every asks for fewer."
+            log.warning("the copy of step %d is left out: that of step %d is on its way. %s", step, self._pending, then)
+        return False
 
     def begin(self, step: int, state: Mapping[str, Any]) -> None:
-        """Have ranks copy what they hold, which is whole when they go on; files are written meanwhile. None begins as
-        long as the one before is on its way, nor after one has failed, which a warning tells."""
-        if self._has_failed or not self._is_settled():
-            return
+        """Have ranks copy what they hold, which is whole when they go on; files are written meanwhile."""
         for _ in range(2):  # a keeper that was killed has another in its place
             nodes = self._attend()
             begun = self._ask(nodes, lambda keeper: keeper.begin.remote(step, self._whole))

@@ -31,7 +31,7 @@ from slime_megatron.train.checkpoint_errors import megatron_errors
 from slime_megatron.train.critic import Critic
 from slime_megatron.train.megatron import Base, Model
 from slime_megatron.train.optimizer import Optimizer, parts_of
-from slime_megatron.train.shards import ShardWriter, only_data
+from slime_megatron.train.shards import ShardWriter, Staging, only_data
 
 _SHARDING = "fully_reshardable"
 
@@ -40,7 +40,7 @@ class Saving:
     """Collective: writes everything into the existing folder `path`.
 
     Args:
-        group: as for `ShardWriter`: with one, the files are not written yet when this returns, and the training may
+        staging: as for `ShardWriter`: with one, the files are not written yet when this returns, and the training may
             go on.
     """
 
@@ -50,16 +50,17 @@ class Saving:
         model: Model,
         optimizer: Optimizer,
         ref: reference.Weights | None,
-        group: dist.ProcessGroup | None = None,
+        staging: Staging | None = None,
         critic: Critic | None = None,
     ) -> None:
-        self._path, self._writer = path, ShardWriter(group)
+        self._path, self._writer = path, ShardWriter(staging)
         state = sharded(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
         facts = _facts(model, optimizer, ref) | {"critic": critic and _progress(critic.optimizer)}
         state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": facts}
         state |= _critic_state(critic, is_loading=False) if critic else {}
+        has = (ref is not None, critic is not None)
         with megatron_errors(path, "cannot be written"):
-            _save(path, state, self._writer)
+            _save(path, state, self._writer, staging.distributions if staging else {}, has)
 
     @property
     def is_done(self) -> bool:
@@ -88,7 +89,8 @@ def load(path: Path, model: Model, optimizer: Optimizer, critic: Critic | None =
         optimizer.set_schedule(facts["stage"])
         state = sharded(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=True)}
         if facts["has_reference"]:
-            state |= _reference_state(model, reference.copy_weights(model.modules, frozen=False))
+            each = map(reference.tensors_of, model.modules)
+            state |= _reference_state(model, [{key: held.detach().clone() for key, held in of.items()} for of in each])
         if critic:
             critic.optimizer.set_schedule(facts["critic"]["stage"])
             state |= _critic_state(critic, is_loading=True)
@@ -138,8 +140,19 @@ def read_facts(path: Path) -> dict[str, Any]:
         return dict(dist_checkpointing.load_common_state_dict(str(path))["slime"])
 
 
-def _save(path: Path, state: dict[str, Any], writer: ShardWriter) -> None:
-    dist_checkpointing.save(state, str(path), FullyParallelSaveStrategyWrapper(writer, _dp_cp_group()))
+def _save(
+    path: Path,
+    state: dict[str, Any],
+    writer: ShardWriter,
+    distributions: dict[tuple[bool, ...], Any] | None = None,
+    has: tuple[bool, ...] = (),
+) -> None:
+    """Who writes what of a state that `has` the same parts is agreed upon once, and examined once."""
+    distributions = {} if distributions is None else distributions
+    strategy = FullyParallelSaveStrategyWrapper(writer, _dp_cp_group(), do_cache_distribution=True)
+    strategy.cached_distribution = distributions.get(has)
+    dist_checkpointing.save(state, str(path), strategy, validate_access_integrity=has not in distributions)
+    distributions[has] = strategy.cached_distribution
 
 
 def _load(path: Path, state: dict[str, Any]) -> Any:
@@ -191,9 +204,23 @@ def _reference_state(model: Model, ref: reference.Weights | None) -> dict[str, A
     """The reference weights under keys of their own, sharded as the model's parameters are."""
     if ref is None:
         return {}
-    with reference.swapped_in(ref, model.modules):
-        state = {f"reference.{name}": part for name, part in sharded(model).items()}
-        dict_list_map_inplace(_copied, state)
+    held = {
+        id(tensor): values[name]
+        for module, values in zip(model.modules, ref, strict=True)
+        for name, tensor in reference.tensors_of(module).items()
+        if name in values
+    }
+    left = {id(each) for module in model.modules for each in module.parameters() if each.requires_grad}
+
+    def stood_in_for(entry: Any) -> Any:
+        if isinstance(entry, ShardedTensor | ShardedTensorFactory):
+            left.discard(id(entry.data))
+            entry.data = held.get(id(entry.data), entry.data)  # what is frozen is the reference's as well
+        return entry
+
+    state = {f"reference.{name}": part for name, part in sharded(model).items()}
+    dict_list_map_inplace(stood_in_for, state)
+    assert not left, "what learns is in the sharded state itself"
     add_prefix_for_sharding(state, "reference.")
     return state
 
@@ -204,13 +231,6 @@ def _critic_state(critic: Critic, *, is_loading: bool) -> dict[str, Any]:
     state |= {"optimizer": _optimizer_state(critic.model, critic.optimizer, is_loading=is_loading)}
     add_prefix_for_sharding(state, "critic.")
     return {"critic": state}
-
-
-def _copied(entry: Any) -> Any:
-    """The entry with a copy of its data: the modules' storage is about to hold the trained weights again."""
-    if isinstance(entry, ShardedTensor | ShardedTensorFactory):
-        entry.data = entry.data.detach().clone()
-    return entry
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:

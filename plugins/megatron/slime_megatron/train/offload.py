@@ -13,11 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slime.errors import SlimeError
+from slime_megatron.train.host_memory import ALIGN, HostMemory
 from slime_megatron.train.megatron import Model
 from slime_megatron.train.optimizer import Optimizer
-
-_ALIGN = 512  # bytes: full-speed copies start at such borders
 
 
 class Offload:
@@ -29,7 +27,8 @@ class Offload:
 
     def __init__(self, model: Model, optimizer: Optimizer, device: torch.device) -> None:
         self._model, self._optimizer, self._device = model, optimizer, device
-        self._host = HostMemory(page_locked=device.type == "cuda")
+        todo = "Give the host more memory, or use cluster.placement=disaggregated."
+        self._host = HostMemory("offloading the trainer to host memory", todo, page_locked=device.type == "cuda")
         self._away: list[HostSlot] = []
         self._dropped: list[HostSlot] = []
 
@@ -111,7 +110,7 @@ def host_slots(tensors: Iterable[Tensor], device: torch.device) -> list[HostSlot
         if tensor.device == device and storage.nbytes() and storage.data_ptr() not in found:
             slot = HostSlot(storage, storage.nbytes(), start)
             found[storage.data_ptr()] = slot
-            start = -(-slot.end // _ALIGN) * _ALIGN
+            start = -(-slot.end // ALIGN) * ALIGN
     return list(found.values())
 
 
@@ -138,40 +137,6 @@ def gradients(model: Model) -> Iterator[Tensor]:
     for chunk in model.chunks:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
             yield buffer.grad_data
-
-
-class HostMemory:
-    """One block of host memory, page-locked for a CUDA device.
-
-    Registered by hand: torch's own pinned allocator rounds every request up to a power of two, which can double tens
-    of gigabytes.
-    """
-
-    def __init__(self, *, page_locked: bool) -> None:
-        self._page_locked = page_locked
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def of_size(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8; the same memory every time, unless it has to grow, which loses what it held."""
-        if len(self._memory) < num_bytes:
-            if self._page_locked and len(self._memory):
-                _cuda("cudaHostUnregister", self._memory.data_ptr())
-            self._memory = torch.empty(0, dtype=torch.uint8)  # gone before its successor comes
-            self._memory = torch.empty(num_bytes, dtype=torch.uint8)
-            if self._page_locked:
-                _cuda("cudaHostRegister", self._memory.data_ptr(), num_bytes, 0)
-        return self._memory[:num_bytes]
-
-
-def _cuda(function: str, *args: int) -> None:
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    status = int(getattr(cudart, function)(*args))
-    if status:
-        raise SlimeError(
-            f"{function} failed with CUDA error {status}",
-            where="offloading the trainer to host memory",
-            todo="Give the host more memory, or use cluster.placement=disaggregated.",
-        )
 
 
 def _synchronize(device: torch.device) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,10 +33,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from slime.digest import DigestingFile, FileFacts
 from slime.errors import SlimeError
+from slime_megatron.train.host_memory import HostMemory
 
+T = TypeVar("T")
 _NUM_THREADS = 2
 """Files, and threads that write them, a rank."""
-
+_NICE = 10
+"""Of these threads, beside the process."""
 
 _NO_PICKLE = (pickle.UnpicklingError, AttributeError, EOFError, LookupError, TypeError, ValueError)
 """What bytes raise that are read as a pickle and are none."""
@@ -60,12 +64,43 @@ _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Has `torch.load` refuse code also where it is told not to, as torch's reader of shards tells it."""
 
 
+class Staging:
+    """Where a rank's part of a checkpoint waits until it is written. Its memory stays for those that follow, as
+    does what ranks have agreed upon.
+
+    Args:
+        group: of all ranks, on CPUs, which nothing else uses.
+        page_locked: the copies are made from a CUDA device.
+
+    Attributes:
+        distributions: who of a data-parallel group writes what, by the parts that a state has.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, page_locked: bool) -> None:
+        where, todo = "copying a checkpoint to host memory", "Give the host more memory."
+        self.group, self._memory = group, HostMemory(where, todo, page_locked=page_locked)
+        self._writing: Future[Any] | None = None
+        self.distributions: dict[tuple[bool, ...], Any] = {}
+
+    def copies(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """As `host_copies`, once what is there is written."""
+        if self._writing is not None:
+            wait([self._writing])
+        return host_copies(tensors, self._memory)
+
+    def write(self, work: Callable[[], T]) -> Future[T]:
+        """Write the copies, by `work` in a thread to which steps of the training go first on busy cores."""
+        thread = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(_NICE,))
+        self._writing = writing = thread.submit(work)
+        thread.shutdown(wait=False)
+        return writing
+
+
 class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
     """Megatron-core's strategy to save shards.
 
     Args:
-        group: of all ranks, on CPUs, which nothing else uses: `save` then copies this rank's part to the host and
-            returns, and a thread writes the copy. None: `save` writes.
+        staging: `save` copies this rank's part there and returns, and a thread writes the copy. None: `save` writes.
 
     Attributes:
         written: facts of every file that this rank wrote, by name, once they are written.
@@ -73,10 +108,10 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
 
     can_handle_sharded_objects = True
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, staging: Staging | None = None) -> None:
         super().__init__("torch_dist", 1)
         self.written: dict[str, FileFacts] = {}
-        self._group = group
+        self._staging = staging
         self._writing: Future[None] | None = None
 
     def writer(self, folder: str | Path) -> ShardFiles:
@@ -90,16 +125,15 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> None:
         """Collective: write this rank's part, or begin to."""
         shards, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        if self._group is None:
-            self._write(mcore_to_pyt_state_dict(shards), checkpoint_dir)
+        if self._staging is None:
+            self._write(mcore_to_pyt_state_dict(shards), checkpoint_dir, None)
             return
         # Other objects are pickled by `mcore_to_pyt_state_dict`, while they last.
         parts = [part for each in shards.values() for part in each if isinstance(part, ShardedTensor)]
-        for part, copy in zip(parts, host_copies([part.data.detach() for part in parts]), strict=True):
+        for part, copy in zip(parts, self._staging.copies([part.data.detach() for part in parts]), strict=True):
             part.data = copy
-        thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing = thread.submit(self._write, mcore_to_pyt_state_dict(shards), checkpoint_dir)
-        thread.shutdown(wait=False)
+        state, group = mcore_to_pyt_state_dict(shards), self._staging.group
+        self._writing = self._staging.write(partial(self._write, state, checkpoint_dir, group))
 
     @property
     def is_done(self) -> bool:
@@ -111,14 +145,14 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
         if self._writing is not None:
             self._writing.result()
 
-    def _write(self, shards: dict[str, Any], folder: str | Path) -> None:
+    def _write(self, shards: dict[str, Any], folder: str | Path, group: dist.ProcessGroup | None) -> None:
         writer = self.writer(folder)
         with _no_zip_crc():
-            save(shards, storage_writer=writer, planner=self.planner(), process_group=self._group)
+            save(shards, storage_writer=writer, planner=self.planner(), process_group=group)
         self.written = writer.files.written
 
 
-def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+def host_copies(tensors: Sequence[Tensor], memory: HostMemory) -> list[Tensor]:
     """Copies in host memory, with the strides of the originals: what several tensors share is copied once, and what
     lies between the elements of one is not gathered on its device first."""
     copies: list[Tensor] = [torch.empty(0)] * len(tensors)
@@ -130,6 +164,7 @@ def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
             stretches.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append((first, last, number))
         else:
             copies[number] = tensor.to("cpu")
+    found = list[tuple[Tensor, list[tuple[int, int, int]]]]()
     for parts in stretches.values():
         parts.sort()
         while parts:
@@ -137,11 +172,16 @@ def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
             count = 0
             while count < len(parts) and parts[count][0] <= stop:
                 stop, count = max(stop, parts[count][1]), count + 1
-            some = tensors[parts[0][2]]
-            copy = some.as_strided((stop + 1 - start,), (1,), start).to("cpu", copy=True)
-            for first, _, number in parts[:count]:
-                copies[number] = copy.as_strided(tensors[number].shape, tensors[number].stride(), first - start)
+            found.append((tensors[parts[0][2]].as_strided((stop + 1 - start,), (1,), start), parts[:count]))
             del parts[:count]
+    blocks = memory.blocks([stretch.nbytes for stretch, _ in found])
+    for (stretch, parts), block in zip(found, blocks, strict=True):
+        copy = block.view(stretch.dtype).copy_(stretch, non_blocking=True)
+        for first, _, number in parts:
+            original = tensors[number]
+            copies[number] = copy.as_strided(original.shape, original.stride(), first - parts[0][0])
+    if any(stretch.is_cuda for stretch, _ in found):
+        torch.cuda.synchronize()
     return copies
 
 

@@ -36,6 +36,7 @@ from slime_megatron.train.offload import residue
 from slime_megatron.train.optimizer import Optimizer
 from slime_megatron.train.passes import ScoredColumns, score_columns
 from slime_megatron.train.penalties import sums_of_penalties, with_penalties
+from slime_megatron.train.shards import Staging
 from slime_megatron.train.usage import peak_usage, timed
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Trainer(Exports):
         self.teacher: reference.Weights | None = None
         self.critic: Critic | None = None
         self._kept: tuple[ScoredColumns, dict[str, float]] | None = None
-        self._save_groups: dict[Path, dist.ProcessGroup] = {}
+        self._stagings: dict[Path, Staging] = {}
 
     @property
     def data_parallel_size(self) -> int:
@@ -285,16 +286,21 @@ class Trainer(Exports):
     def begin_save(self, path: Path) -> checkpoint.Saving:
         """Write model, optimizer, schedule, random state and reference into the existing folder `path` while training
         goes on, from a copy on the host. The ranks may wait for theirs at different times. Those in folders of one
-        parent follow each other; others have a group of their own, as their threads meet at any time."""
-        if path.parent not in self._save_groups:
-            self._save_groups[path.parent] = dist.new_group(backend="gloo")
-        return self._save(path, self._save_groups[path.parent])
+        parent follow each other, and the next waits here for the one before; others have a group and memory of their
+        own, as their threads meet at any time. Where the run waits for all of them (`async_save`), no copy is made."""
+        asked = self.cfg.train.checkpoint
+        if not (asked.async_save or asked.in_memory_every):
+            return self._save(path, None)
+        if path.parent not in self._stagings:
+            group = dist.new_group(backend="gloo")
+            self._stagings[path.parent] = Staging(group, page_locked=self.device.type == "cuda")
+        return self._save(path, self._stagings[path.parent])
 
-    def _save(self, path: Path, group: dist.ProcessGroup | None) -> checkpoint.Saving:
+    def _save(self, path: Path, staging: Staging | None) -> checkpoint.Saving:
         if self.critic:
             self.critic.offload.onload()
         with cpu_stands_in_for_cuda():
-            return checkpoint.Saving(path, self.model, self.optimizer, self.reference, group, self.critic)
+            return checkpoint.Saving(path, self.model, self.optimizer, self.reference, staging, self.critic)
 
     def load(self, path: Path, elsewhere: Elsewhere | None = None) -> None:
         if self.model.adapters:

@@ -179,14 +179,14 @@ def test_what_is_trained_meanwhile_is_not_in_the_checkpoint(model: Path, tmp_pat
     assert all(torch.equal(meanwhile[1][name], waited[1][name]) for name in waited[1])
 
 
-def save_twice_at_once(rank: Rank, model: Path, folder: Path) -> None:
-    """One step after the other, and nobody waits for the first files before the second ones begin."""
+def save_several_at_once(rank: Rank, model: Path, folder: Path) -> None:
+    """One step after the other, the first without a reference, and nobody waits for files before others begin."""
     trainer = start(rank, model, EP2)
     trainer.init_weights()
     savings = []
-    for step, store in ((3, "disk"), (4, "memory")):
+    for step, stores in ((2, ["disk"]), (3, ["disk"]), (4, ["memory", "disk"])):
         train(trainer, range(step - 1 if savings else 0, step))
-        savings.append(trainer.begin_save(folder / store / str(step)))
+        savings += [trainer.begin_save(folder / store / str(step)) for store in stores]
     for saving in savings:
         saving.wait()
 
@@ -208,10 +208,11 @@ def load_from_elsewhere(rank: Rank, model: Path, layout: dict[str, Any], folder:
 def test_shards_are_read_from_where_they_are(
     model: Path, whole_run: tuple[Path, list[float], dict[str, Any]], tmp_path: Path, num_ranks: int, layout: Any
 ) -> None:
-    for place in ("disk/3", "memory/4"):
+    places = {"disk/2": 2, "disk/3": 3, "memory/4": 4, "disk/4": 4}
+    for place in places:
         (tmp_path / place).mkdir(parents=True)
-    run_ranks(save_twice_at_once, 2, model, tmp_path)
-    for place, step in (("disk/3", 3), ("memory/4", 4)):
+    run_ranks(save_several_at_once, 2, model, tmp_path)
+    for place, step in places.items():
         (there := tmp_path / place / "there").mkdir()
         moved = [shard.rename(there / shard.name).name for shard in (tmp_path / place).glob("__1_*.distcp")]
         assert moved

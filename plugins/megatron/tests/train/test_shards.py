@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from slime.checkpoints import CheckpointStore
 from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
-from slime_megatron.train.shards import ShardWriter, only_data
+from slime_megatron.train.shards import ShardWriter, Staging, only_data
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,6 +89,28 @@ def test_a_file_that_cannot_be_written_fails_the_save(tmp_path: Path, name: str)
     (tmp_path / name).mkdir()
     with pytest.raises(BaseException, match="Is a directory"):  # torch's CheckpointException is no Exception
         save(sharded(weights()), tmp_path)
+
+
+def test_the_next_waits_until_its_memory_is_free(tmp_path: Path) -> None:
+    """Nothing queues up, and what is being written is not overwritten."""
+    staging, writers = Staging(dist.new_group(backend="gloo"), page_locked=False), []
+    for step in range(3):
+        (tmp_path / str(step)).mkdir()
+        writers.append(ShardWriter(staging))
+        state = sharded({"large": torch.full((2**24,), float(step)), "half": torch.full((7,), step)})
+        dist_checkpointing.save(state, str(tmp_path / str(step)), writers[-1])
+        assert all(writer.is_done for writer in writers[:-1])
+    for step, writer in enumerate(writers):
+        writer.wait()
+        assert writer.written == {name: facts_of(tmp_path / str(step) / name) for name in writer.written}
+        empty = {"large": torch.empty(2**24), "half": torch.empty(7, dtype=torch.long)}
+        assert all(set(value.tolist()) == {step} for value in load(sharded(empty), tmp_path / str(step)).values())
+
+
+def test_steps_go_before_what_is_written_meanwhile() -> None:
+    group = dist.new_group(backend="gloo")
+    nice = Staging(group, page_locked=False).write(lambda: os.getpriority(os.PRIO_PROCESS, 0))
+    assert nice.result() == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
 
 
 class Code:

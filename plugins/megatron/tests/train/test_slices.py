@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slime_megatron.train.host_memory import HostMemory
 from slime_megatron.train.shards import host_copies
 from slime_megatron.train.slices import boxes
 from slime_testing.models import write_checkpoint
@@ -57,10 +58,10 @@ def test_whole_rows_are_one_box() -> None:
 
 
 def test_copies_have_values_and_strides_of_their_originals() -> None:
-    """Those of one stretch of memory lie in one copy."""
-    whole = torch.randn(4, 6, 8)
+    """Those of one stretch of memory lie in one copy, and all of them in memory that stays."""
+    whole, memory = torch.randn(4, 6, 8), HostMemory("a test", "", page_locked=False)
     originals = [whole[:2], whole[1:3].transpose(1, 2), whole[3, 0], torch.randn(3).double(), torch.empty(0, 3)]
-    copies = host_copies(originals)
+    copies = host_copies(originals, memory)
     for copy, original in zip(copies, originals, strict=True):
         assert (copy.dtype, copy.stride()) == (original.dtype, original.stride())
         torch.testing.assert_close(copy, original, rtol=0, atol=0)
@@ -69,6 +70,10 @@ def test_copies_have_values_and_strides_of_their_originals() -> None:
     assert all(torch.equal(copy, before) for copy, before in zip(copies, kept, strict=True))
     places = [copy.untyped_storage().data_ptr() for copy in copies[:3]]
     assert places[0] == places[1] != places[2]
+    for copy, original in zip(host_copies(originals, memory), originals, strict=True):
+        torch.testing.assert_close(copy, original, rtol=0, atol=0)
+    assert [copy.untyped_storage().data_ptr() for copy in copies[:3]] == places
+    assert torch.equal(copies[0], torch.zeros(2, 6, 8)), "it has what is copied last"
 
 
 def save_in_both_ways(rank: Rank, model: Path, layout: dict[str, Any], folder: Path) -> None:

@@ -126,7 +126,7 @@ class MemoryPlan(ModelSizes):
             colocated=self.topology.shares_gpus,
             takes_turns=self.topology.takes_turns,
             saves=cfg.train.checkpoint.interval is not None,
-            saves_meanwhile=cfg.train.checkpoint.async_save,
+            saves_meanwhile=cfg.train.checkpoint.async_save or self.num_copies > 0,
             num_copies=self.num_copies,
             trains_adapters=bool(self.adapters),
             critic_takes_turns=cfg.algo.critic.offload,

@@ -112,7 +112,7 @@ class TrainerRank:
         colocated: an engine shares its device.
         takes_turns: it leaves the device to that one.
         saves: it writes checkpoints.
-        saves_meanwhile: from a copy on the host that stays while the run goes on.
+        saves_meanwhile: from a copy on the host, whose memory stays.
         num_copies: of a host's files as of a checkpoint that lie in the memory of hosts, by host.
         deepep: it exchanges the experts' tokens.
         trains_adapters: these learn and are saved, the model's own weights neither.
@@ -279,21 +279,10 @@ class TrainerRank:
             swapped = self.precision.weight * self.held.learning * num_ranks if self.has_reference else 0
             table.add("teacher", weights - swapped, [Phase.logprobs])
         saving = phases if self.saves_meanwhile else [Phase.save]
-        table.add("checkpoint", self.gathered(num_ranks) if self.saves else 0, saving)
+        table.add("checkpoint", self.saved * num_ranks if self.saves else 0, saving)
         if self.num_copies:  # one more is on its way to them
             table.add(COPIES, self.saved * num_ranks * (self.num_copies + 1), phases)
         return table
-
-    def gathered(self, num_ranks: int) -> float:
-        """Optimizer state on the first rank of every data-parallel group, as checkpoints gather it: 12 bytes a
-        parameter held, on the first tp ranks of a stage, of experts on the first etp x ep; and copies of the weights.
-        """
-        dense, experts = min(num_ranks, self.grid.tp), min(num_ranks, self.grid.etp * self.grid.ep)
-        critic = self.critic or Held()
-        num_dense, num_experts = self.held.dense + critic.dense, self.held.experts + critic.experts
-        state = self.precision.optimizer * (num_dense * dense + num_experts * experts)
-        saved = (self.held.learning if self.trains_adapters else self.held.all) + critic.all
-        return state + self.precision.weight * saved * dense
 
 
 def in_flight(grid: Grid, stage: int) -> float:

@@ -129,4 +129,4 @@ def test_a_critic_that_takes_turns_is_on_the_device_for_checkpoints_alone() -> N
     host = by_turns.on_host(1).rows
     assert host["critic's way out"][Phase.train] == sum(by_turns.of_critic.values()) - 2 * held
     assert host["trainers' way out"][Phase.train] == by_turns.weights + by_turns.optimizer
-    assert beside.gathered(1) == by_turns.gathered(1)
+    assert beside.saved == by_turns.saved == 14 * (beside.owned + beside.owned_of_critic)
