@@ -32,19 +32,20 @@ def peak() -> int:
 
 
 class HostMemory:
-    """One block of host memory, page-locked for a CUDA device.
+    """One block of host memory.
 
     Pages that are new to a process cost ten times as much as the copy into them, and more on some hosts; so the block
-    stays, and it is numpy's, which asks for huge pages. It is locked by hand: torch's own pinned allocator rounds every
-    request up to a power of two, which can double tens of gigabytes.
+    stays, and it is numpy's, which asks for huge pages.
 
     Args:
-        where: what takes it, in the error of a host that cannot lock as much.
+        locked_for: what takes it, for a CUDA device, in the error of a host that cannot lock as many pages; empty: none
+            is locked. It is done by hand: torch's own pinned allocator rounds every request up to a power of two, which
+            can double tens of gigabytes.
         todo: what to do then.
     """
 
-    def __init__(self, where: str, todo: str, *, page_locked: bool) -> None:
-        self._where, self._todo, self._page_locked = where, todo, page_locked
+    def __init__(self, locked_for: str = "", todo: str = "") -> None:
+        self._locked_for, self._todo = locked_for, todo
         self._memory = np.empty(0, np.uint8)
 
     def blocks(self, sizes: Sequence[int]) -> list[Tensor]:
@@ -61,16 +62,16 @@ class HostMemory:
             SlimeError: it cannot be locked.
         """
         if len(self._memory) < num_bytes:
-            if self._page_locked and len(self._memory):
+            if self._locked_for and len(self._memory):
                 self._cuda("cudaHostUnregister", self._memory.ctypes.data)
             self._memory = np.empty(0, np.uint8)  # gone before its successor comes
             self._memory = np.empty(num_bytes + PAGESIZE, np.uint8)
             self._memory = self._memory[-self._memory.ctypes.data % PAGESIZE :][:num_bytes]
-            if self._page_locked:
+            if self._locked_for:
                 self._cuda("cudaHostRegister", self._memory.ctypes.data, num_bytes, 0)
         return torch.from_numpy(self._memory[:num_bytes])
 
     def _cuda(self, function: str, *args: int) -> None:
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         if status := int(getattr(cudart, function)(*args)):
-            raise SlimeError(f"{function} failed with CUDA error {status}", where=self._where, todo=self._todo)
+            raise SlimeError(f"{function} failed with CUDA error {status}", where=self._locked_for, todo=self._todo)

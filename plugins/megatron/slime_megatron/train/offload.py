@@ -27,8 +27,8 @@ class Offload:
 
     def __init__(self, model: Model, optimizer: Optimizer, device: torch.device) -> None:
         self._model, self._optimizer, self._device = model, optimizer, device
-        todo = "Give the host more memory, or use cluster.placement=disaggregated."
-        self._host = HostMemory("offloading the trainer to host memory", todo, page_locked=device.type == "cuda")
+        locked_for = "offloading the trainer to host memory" if device.type == "cuda" else ""
+        self._host = HostMemory(locked_for, "Give the host more memory, or use cluster.placement=disaggregated.")
         self._away: list[HostSlot] = []
         self._dropped: list[HostSlot] = []
 

@@ -70,15 +70,13 @@ class Staging:
 
     Args:
         group: of all ranks, on CPUs, which nothing else uses.
-        page_locked: the copies are made from a CUDA device.
 
     Attributes:
         distributions: who of a data-parallel group writes what, by the parts that a state has.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, page_locked: bool) -> None:
-        where, todo = "copying a checkpoint to host memory", "Give the host more memory."
-        self.group, self._memory = group, HostMemory(where, todo, page_locked=page_locked)
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self._memory = group, HostMemory()
         self._writing: Future[Any] | None = None
         self.distributions: dict[tuple[bool, ...], Any] = {}
 

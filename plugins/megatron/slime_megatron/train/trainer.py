@@ -292,8 +292,7 @@ class Trainer(Exports):
         if not (asked.async_save or asked.in_memory_every):
             return self._save(path, None)
         if path.parent not in self._stagings:
-            group = dist.new_group(backend="gloo")
-            self._stagings[path.parent] = Staging(group, page_locked=self.device.type == "cuda")
+            self._stagings[path.parent] = Staging(dist.new_group(backend="gloo"))
         return self._save(path, self._stagings[path.parent])
 
     def _save(self, path: Path, staging: Staging | None) -> checkpoint.Saving:

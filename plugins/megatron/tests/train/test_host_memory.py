@@ -19,7 +19,7 @@ def test_the_peak_is_of_what_was_freed_since_the_reset() -> None:
 
 
 def test_memory_stays_and_grows() -> None:
-    memory = HostMemory("a test", "", page_locked=False)
+    memory = HostMemory()
     first, second = memory.blocks([1000, 4000])
     assert (len(first), len(second), first.untyped_storage().nbytes()) == (1000, 4000, 1000)
     first.fill_(1)

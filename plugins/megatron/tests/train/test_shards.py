@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_written_fails_the_save(tmp_path: Path, name: str)
 
 def test_the_next_waits_until_its_memory_is_free(tmp_path: Path) -> None:
     """Nothing queues up, and what is being written is not overwritten."""
-    staging, writers = Staging(dist.new_group(backend="gloo"), page_locked=False), []
+    staging, writers = Staging(dist.new_group(backend="gloo")), []
     for step in range(3):
         (tmp_path / str(step)).mkdir()
         writers.append(ShardWriter(staging))
@@ -108,8 +108,7 @@ def test_the_next_waits_until_its_memory_is_free(tmp_path: Path) -> None:
 
 
 def test_steps_go_before_what_is_written_meanwhile() -> None:
-    group = dist.new_group(backend="gloo")
-    nice = Staging(group, page_locked=False).write(lambda: os.getpriority(os.PRIO_PROCESS, 0))
+    nice = Staging(dist.new_group(backend="gloo")).write(lambda: os.getpriority(os.PRIO_PROCESS, 0))
     assert nice.result() == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
 
 

@@ -59,7 +59,7 @@ def test_whole_rows_are_one_box() -> None:
 
 def test_copies_have_values_and_strides_of_their_originals() -> None:
     """Those of one stretch of memory lie in one copy, and all of them in memory that stays."""
-    whole, memory = torch.randn(4, 6, 8), HostMemory("a test", "", page_locked=False)
+    whole, memory = torch.randn(4, 6, 8), HostMemory()
     originals = [whole[:2], whole[1:3].transpose(1, 2), whole[3, 0], torch.randn(3).double(), torch.empty(0, 3)]
     copies = host_copies(originals, memory)
     for copy, original in zip(copies, originals, strict=True):
