@@ -29,7 +29,7 @@ def mark(line: str) -> None:
 def marked(verb: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(side: Any, *args: Any, **kwargs: Any) -> Any:
-        told = f"train_{args[-1].name}" if verb == "train" else verb
+        told = f"train_{args[2].name}" if verb == "train" else verb
         mark(f"{told} begin")
         answer = method(side, *args, **kwargs)
         mark(f"{told} end")

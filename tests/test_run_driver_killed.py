@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -10,11 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime.engines.scratch import scratch_prefix
 from slime_cluster.ray.left import RECORD
 from slime_cluster.ray.reaper import wait_until_gone
 from tests.running import GONE_S, NO_STOP, Run
 from tests.test_run_engines_killed import KEEPER, SCHEDULER, generates, members, require_same
-from tests.test_run_trainers_killed import RANK
+from tests.test_run_trainers_killed import RANK, lose, require_from_copy
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -57,19 +60,28 @@ def test_the_same_command_takes_over_and_nothing_is_lost(finished: Run, tmp_path
     require_same(run, finished)
 
 
-def test_two_ranks_with_a_critic_are_taken_over(tmp_path: Path) -> None:
-    runs = [Run(tmp_path / name, cluster="local2", settings={"algo": "ppo", **GRACE}) for name in ("unhurt", "hurt")]
+def test_two_ranks_with_a_critic_return_to_their_copy_and_are_taken_over(tmp_path: Path) -> None:
+    """Rank 1 dies first: those that the other driver takes over are not the first ones, and what they had in memory
+    goes with who had asked for it."""
+    settings = {"algo": "ppo", "run.num_steps": 6, **GRACE, "train.checkpoint.in_memory_every": 1}
+    runs = [Run(tmp_path / name, cluster="local2", settings=settings) for name in ("unhurt", "hurt")]
     for run in runs:
         run.folder.mkdir()
     unhurt, hurt = runs
     unhurt.start().succeed()
     assert not (unhurt.path / RECORD).exists()
     hurt.start().until(lambda: hurt.has_step("rl", 3))
+    mark = json.loads((hurt.path / RECORD).read_text())["mark"]
+    copies = {*Path("/dev/shm").glob(f"{scratch_prefix(mark)}copies-*")}
+    lose(hurt, rank=1)
+    require_from_copy(hurt, 3)
     kept = kill(hurt)
-    hurt.start().until(lambda: "ready: continues after rl 2" in hurt.text())
+    hurt.start().until(lambda: bool(re.search(r"ready: continues after rl [24],", hurt.text())))
     assert not any(have_ended(kept))
     hurt.succeed()
     require_same(hurt, unhurt)
+    assert len(copies) == 1
+    assert not any(folder.exists() for folder in copies)
 
 
 def test_engines_that_share_devices_are_taken_over_as_they_generate(finished: Run, tmp_path: Path) -> None:

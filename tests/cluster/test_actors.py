@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slime.cluster.actors import EngineActor
+from slime.cluster.actors import EngineActor, TrainerActor
+from slime.cluster.copy_keeper import Copying
+from slime_testing.patience import Patience
 
 PREPARED = """
 import sys
@@ -59,3 +63,32 @@ def test_an_engine_releases_and_resumes_what_it_has_not_yet() -> None:
     actor.resume_memory("weights")
     actor.resume_memory("weights", "kv_cache")
     assert actor.process.held == {"weights", "kv_cache"}
+
+
+class Writes:
+    """Files that a thread of a rank writes, until it is told that they are there."""
+
+    is_done = False
+
+    def __init__(self) -> None:
+        self.written = threading.Event()
+
+    def wait(self) -> dict[str, Any]:
+        assert self.written.wait(60)
+        return {}
+
+
+def test_a_rank_that_writes_a_copy_is_not_at_rest(tmp_path: Path) -> None:
+    """Nor is one that writes a checkpoint: another driver may not make a trainer in its place, whose process groups end
+    those that the thread needs."""
+    actor: Any = object.__new__(TrainerActor)
+    actor.saving = actor.copying = None
+    assert actor.is_at_rest()
+    writes: Any = Writes()
+    actor.copying = Copying(writes, tmp_path, rank=1, beside=None)
+    assert not actor.is_at_rest()
+    writes.written.set()
+    assert Patience(30, list).wait_for(actor.is_at_rest)
+    assert actor.copying.fault == ""
+    actor.saving = writes
+    assert not actor.is_at_rest()

@@ -280,3 +280,29 @@ def test_a_grace_for_drivers_is_refused_where_others_have_started_what_would_sta
         "does nothing with other hosts, or a Ray that was there before"
     ]
     assert examine(words).problems == []
+
+
+PIPELINE = "train.megatron.pipeline_model_parallel_size"
+HOSTS = ["cluster.num_nodes=2", "cluster.num_trainers=2", "cluster.hostfile=hosts"]
+
+
+@pytest.mark.parametrize(
+    ("word", "others", "mended"),
+    [
+        ("train.checkpoint.in_memory_every=1", ["train.restarts=0"], "train.restarts=1"),
+        ("train.restart_window_s=60", ["train.restarts=0"], "train.restarts=1"),
+        ("cluster.min_hosts=1", [*HOSTS, "train.restarts=0"], "train.restarts=1"),
+        ("cluster.min_hosts=2", HOSTS, "cluster.min_hosts=1"),
+        ("cluster.min_hosts=1", [*HOSTS, "rollout.engines.default.devices=2"], "rollout.engines.default.devices=1"),
+        ("cluster.min_hosts=1", [*HOSTS, f"{PIPELINE}=2"], f"{PIPELINE}=1"),
+    ],
+)
+def test_what_brings_trainers_back_is_refused_where_none_come_back(word: str, others: list[str], mended: str) -> None:
+    key = word.partition("=")[0]
+
+    def told(words: list[str]) -> list[str]:
+        return [problem.what for problem in examine([*LAPTOP, *others, *words]).problems if problem.where == key]
+
+    (problem,) = told([word])
+    assert problem.startswith("does nothing")
+    assert told([word, mended] if mended.partition("=")[0] != key else [mended]) == []

@@ -143,14 +143,14 @@ class TrainerActor(Actor):
         self.prepare()
         if hasattr(self, "trainer"):  # of a driver that was killed
             del self.trainer
-            self.publisher = self.saving = None
+            self.publisher = self.saving = self.copying = None
             gc.collect()
         self.trainer = self._make(self.cfg, self.rank, self.world_size, master_addr, master_port)
         return self.trainer.layout()
 
     def is_at_rest(self) -> bool:
         """Whether nothing is being written any more. The answer comes once the calls before have ended."""
-        return self.saving is None or self.saving.is_done
+        return (not self.saving or self.saving.is_done) and (not self.copying or self.copying.fault is not None)
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """What the trainer's method of that name returns."""

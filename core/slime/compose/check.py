@@ -24,7 +24,7 @@ from slime.compose.learning import learning_problems, learning_warnings
 from slime.compose.names import address_problems, environment_problems, launcher_problems, name_problems, set_problems
 from slime.compose.needs import absent_model, is_awaited
 from slime.compose.objective import estimator_problems, objective_problems
-from slime.compose.rules import batch_problems, family_problems, layout_problems
+from slime.compose.rules import batch_problems, family_problems, host_problems, layout_problems
 from slime.config import passthrough
 from slime.config.declare import DEVICES, RATE, TOKENS, Bound
 from slime.config.gpus import gpu_problems
@@ -194,7 +194,7 @@ def _model(topology: Topology, plugins: Plugins, checked: Checked, *, is_placed:
     layout = [*layout_problems(topology, architecture, mapping)]
     problems += [*_weights(cfg.model), *_owned_by_model(cfg.train.megatron, architecture, cfg.model.path)]
     problems += [*recording_problems(topology), *_sharing(cfg.train, bridge, hf, grid.cp)]
-    problems += [*layout, *batch_problems(topology)]
+    problems += [*layout, *batch_problems(topology), *host_problems(topology)]
     if topology.generates:
         problems += context_problems(topology, hf)
     if isinstance(bridge, EngineBridge):

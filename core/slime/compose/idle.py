@@ -202,6 +202,16 @@ RULES: Sequence[Rule] = (
         lambda run: not run.cfg.rollout.addresses or any(each.model for each in run.cfg.rollout.engines.values()),
     ),
     Rule(
+        "with train.restarts=0: the run ends as a trainer rank dies",
+        "train.restart_window_s train.checkpoint.in_memory_every cluster.min_hosts",
+        lambda run: run.cfg.train.restarts > 0,
+    ),
+    Rule(
+        "without more hosts of trainer ranks than that (cluster.num_trainers by cluster.devices_per_node)",
+        "cluster.min_hosts",
+        lambda run: (run.cfg.cluster.min_hosts or 0) * run.cfg.cluster.devices_per_node < run.cfg.cluster.num_trainers,
+    ),
+    Rule(
         "without cluster.hostfile or cluster.ray_address, on this host alone",
         "cluster.spares cluster.wait_for_host_s cluster.min_hosts cluster.exclude",
         lambda run: bool(launcher_name(run.cfg.cluster) or run.cfg.cluster.ray_address) or run.awaits_hosts,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from slime.config.megatron_fields import ACCEPTED, OF_THE_MODEL
 from slime.config.schema import ClusterConfig, RolloutConfig
 from slime.engines.limits import longest_of
 from slime.errors import SlimeError
-from slime.layout import Grid, divisors, listed, split_layers, trains_experts
+from slime.layout import Grid, divisors, listed, read_grid, split_layers, trains_experts
 from slime.models.bridge import HfConfig, ModelBridge, PlanBridge
 from slime.models.mapping import WeightMapping
 from slime.topology.server_fields import DEEPEP_RANKS
@@ -179,6 +180,29 @@ def batch_problems(topology: Topology) -> Iterator[SlimeError]:
         what = f"is {cap}, but a sequence may have {longest} tokens{pad}"
         yield SlimeError(what, where="train.max_tokens_per_micro_batch", todo=todo)
     yield from _shares(cfg.rollout, cfg.train.steps_per_rollout, grid)
+
+
+def host_problems(topology: Topology) -> Iterator[SlimeError]:
+    """Whether a run with `cluster.min_hosts` goes on without one of its hosts, whichever that is."""
+    cluster, ranks = topology.cluster, Counter(place.node for place in topology.trainer_places)
+    if cluster.min_hosts is None:
+        return
+    needed = {place.node for places in topology.engine_places for place in places}
+    without = [cluster.num_trainers - count for node, count in ranks.items() if node not in needed]
+    if without and any(_divides(count, topology) for count in without):
+        return
+    what = "each host of trainer ranks has an engine, too, without which a run ends"
+    if without:
+        left = f"{max(without)} of {cluster.num_trainers} trainer ranks that are left"
+        what = f"without a host, the {left} make up no whole replicas of the model under train.megatron"
+    yield SlimeError(f"does nothing: {what}", where="cluster.min_hosts", todo="Remove it, or place them otherwise.")
+
+
+def _divides(num_trainers: int, topology: Topology) -> bool:
+    try:
+        return bool(read_grid(num_trainers, topology.config.train.megatron))
+    except SlimeError:
+        return False
 
 
 def _shares(rollout: RolloutConfig, steps: int, grid: Grid) -> Iterator[SlimeError]:

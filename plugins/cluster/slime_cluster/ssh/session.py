@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ END_S = 15.0
 NOT_CONNECTED, NOT_FOUND = 255, (126, 127)
 """Exit codes of ssh that are its own, and those of a shell that finds no command."""
 LOG_BYTES, LOG_CHARACTERS = 1 << 12, 300
+_STARTED_WELL = re.compile(r"\S+ \S+\t(INFO|SUCC) ")
+"""How lines begin that Ray prints as it starts; the last one is there until the session ends, and names no cause."""
 
 
 @dataclass
@@ -39,14 +42,15 @@ class Session:
     process: subprocess.Popen[bytes]
 
     def end(self) -> str:
-        """Its end, with its last line; empty while it lasts."""
+        """Its end, with its last line if that may say why; empty while it lasts."""
         code = self.process.poll()
         if code is None:
             return ""
         with self.log.open("rb") as file:
             file.seek(max(self.log.stat().st_size - LOG_BYTES, 0))
             lines = file.read().decode(errors="replace").split("\n")
-        told = next((line.strip() for line in reversed(lines) if line.strip()), "")[-LOG_CHARACTERS:]
+        told = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        told = "" if _STARTED_WELL.match(told) else told[-LOG_CHARACTERS:]
         return f"its session of ssh ended with exit code {code}" + (f" ({told.rstrip('.')})" if told else "")
 
     def succeeded(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError
 from slime.topology import launcher
 from slime.topology.launcher import Order, ThisHost
-from slime_cluster.ssh.session import sessions
+from slime_cluster.ssh.session import Session, sessions
 from slime_cluster.ssh.this_host import find_this_host
 from slime_testing.patience import Patience, family
 
@@ -70,3 +71,20 @@ def test_a_host_that_ssh_does_not_reach_is_named(tmp_path: Path) -> None:
     )
     assert str(fault).startswith(lost)
     assert str(fault).endswith("see to the host, then start the same command again to resume.")
+
+
+RAY = "[2026-12-01 13:33:18,127 W 8 8] network_util.cc:357: Unable to detect local IP address.\n"
+RAY += "2026-12-01 13:33:26,412\tINFO scripts.py:1266 -- This command will now block forever until terminated.\n"
+"""As Ray prints it last, once it is up on a host."""
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [(RAY, ""), (f"{RAY}Timeout, server 10.0.0.2 not responding.\n", " (Timeout, server 10.0.0.2 not responding)")],
+)
+def test_a_session_ends_with_its_last_line_unless_that_is_of_a_good_start(tmp_path: Path, log: str, told: str) -> None:
+    (tmp_path / "log").write_text(log)
+    with subprocess.Popen(["false"]) as process:
+        process.wait()
+        session = Session("10.0.0.2", 1, tmp_path / "log", process)
+        assert session.end() == f"its session of ssh ended with exit code 1{told}"
