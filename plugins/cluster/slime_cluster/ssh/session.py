@@ -39,14 +39,14 @@ class Session:
     process: subprocess.Popen[bytes]
 
     def end(self) -> str:
-        """Its end, with its last line; empty while it lasts."""
+        """Its end, with its last line that is no INFO of Ray's; empty while it lasts."""
         code = self.process.poll()
         if code is None:
             return ""
         with self.log.open("rb") as file:
             file.seek(max(self.log.stat().st_size - LOG_BYTES, 0))
-            lines = file.read().decode(errors="replace").split("\n")
-        told = next((line.strip() for line in reversed(lines) if line.strip()), "")[-LOG_CHARACTERS:]
+            lines = [line.strip() for line in file.read().decode(errors="replace").split("\n") if "\tINFO " not in line]
+        told = next(filter(None, reversed(lines)), "")[-LOG_CHARACTERS:]
         return f"its session of ssh ended with exit code {code}" + (f" ({told.rstrip('.')})" if told else "")
 
     def succeeded(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from slime.config.schema import ClusterConfig
 from slime.errors import SlimeError
 from slime.topology import launcher
 from slime.topology.launcher import Order, ThisHost
-from slime_cluster.ssh.session import sessions
+from slime_cluster.ssh.session import Session, sessions
 from slime_cluster.ssh.this_host import find_this_host
 from slime_testing.patience import Patience, family
 
@@ -70,3 +71,13 @@ def test_a_host_that_ssh_does_not_reach_is_named(tmp_path: Path) -> None:
     )
     assert str(fault).startswith(lost)
     assert str(fault).endswith("see to the host, then start the same command again to resume.")
+
+
+def test_what_ray_says_of_its_own_is_no_cause(tmp_path: Path) -> None:
+    """`ray start` writes where its logs are as it begins; what killed it later is another line, or none."""
+    process, log = subprocess.Popen(["sh", "-c", "kill -9 $$"]), tmp_path / "ray.log"
+    process.wait()
+    begun = "2026-12-01 12:59:55,618\tINFO scripts.py:1274 -- Process exit logs will be saved to: ray/exit.log\n"
+    for lines, end in ((begun, ""), (f"disk is full.\n{begun}", " (disk is full)")):
+        log.write_text(lines)
+        assert Session("host", 1, log, process).end() == f"its session of ssh ended with exit code -9{end}"
