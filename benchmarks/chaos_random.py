@@ -55,7 +55,7 @@ AT_ONCE = 2
 NUM_CHAINS, KILLS = 40, 5
 """Chains of `KINDS` in turn, with the numbers below; those above are of `LATER`."""
 AT_START = 0.3
-"""Share of kills of a run that has just been started again that fall into its start."""
+"""Share of kills of a run that has just been started, or started again, that fall into its start."""
 START_S = 15.0
 ENDS_S = 400.0
 LASTING: Mapping[str, Any] = {
@@ -201,8 +201,7 @@ def chain(number: int, made: Path, silent: str) -> list[dict[str, Any]]:
 
 def one(run: Hurt, dice: random.Random, usual_s: float) -> Killed | None:
     """Wait for a moment, and kill something; None if the run ended before."""
-    starts = position(run) == (0, 0) or (run.kind == TAKE_OVER and "ready: " not in run.text())
-    if starts and dice.random() < AT_START:
+    if "ready: " not in run.text() and dice.random() < AT_START:
         wait(
             run, lambda: bool(run.below() or TAKES_OVER in run.text())
         )  # before that there is nobody who could tell of its end
