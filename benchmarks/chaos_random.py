@@ -79,15 +79,15 @@ HOSTS: Mapping[str, Any] = {
 SPARE = "spare host"
 PAIRS = "prefill and decode"
 TAKE_OVER = "take-over"
-LATER = ("copies in memory", TAKE_OVER)
+FAVOURED = {"copies in memory": "trainer", TAKE_OVER: DRIVER}
+"""Kinds of run that are about the death of one role, which half of their kills are of."""
+LATER = [*FAVOURED]
 KINDS = [kind for kind in (*RUNS, SPARE) if kind not in LATER and (kind != PAIRS or has_mooncake())]
 """Without libibverbs there are no pairs of engines."""
 TAKES_OVER = "taking over "
 """Words of a driver that found what another one has left."""
 VICTIMS = [DRIVER, *dict.fromkeys(ROLES.values()), "worker"]
 HOST = "a host"
-OF_DRIVERS = 0.5
-"""Share of kills of drivers, of a run whose drivers take over from each other."""
 _MAKING, _WRITING = threading.Lock(), threading.Lock()
 
 
@@ -215,7 +215,7 @@ def one(run: Hurt, dice: random.Random, usual_s: float) -> Killed | None:
         address = run.hosts.addresses[1]
         if run.hosts.others[address].running:
             return lose(run, address, usual_s)
-    roles = [DRIVER] if run.kind == TAKE_OVER and dice.random() < OF_DRIVERS else VICTIMS
+    roles = [FAVOURED[run.kind]] if run.kind in FAVOURED and dice.random() < 0.5 else VICTIMS
     found = (choose_left if run.kind == TAKE_OVER else choose)(run, roles, dice)
     return strike(run, *found, usual_s) if found else None
 
