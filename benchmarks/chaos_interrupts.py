@@ -83,7 +83,8 @@ class Command:
 
     def start(self) -> None:
         shutil.rmtree(self.place / "out", ignore_errors=True)  # which a conversion does not write into
-        with self.output.open("wb") as output:
+        self.output.write_bytes(b"")
+        with self.output.open("ab") as output:  # a process of the start before may still write, too
             self.process = subprocess.Popen(
                 [*self.through, sys.executable, "-m", "slime", *self.words],
                 cwd=self.place,

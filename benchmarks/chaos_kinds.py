@@ -120,6 +120,8 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
         "sft.num_steps": 0,
         "sft.lr_warmup_steps": 0,
     },
+    "copies in memory": {"train.checkpoint.in_memory_every": 1},
+    "take-over": {"cluster.driver_grace_s": 300},
 }
 """What each differs in from the laptop's run."""
 

@@ -40,7 +40,7 @@ from slime.observe.metrics import read_rows
 from slime_sglang.engine.driver.kv_transfer import require_mooncake
 from slime_tools.drill.kills import Killed, choose, position, strike, wait
 from slime_tools.drill.outcome import Outcome
-from slime_tools.drill.processes import DRIVER, ROLES
+from slime_tools.drill.processes import DRIVER, ROLES, role_of
 from tests.namespaces import Hosts, several_hosts
 
 
@@ -53,8 +53,9 @@ def has_mooncake() -> bool:
 
 AT_ONCE = 2
 NUM_CHAINS, KILLS = 40, 5
+"""Chains of `KINDS` in turn, with the numbers below; those above are of `LATER`."""
 AT_START = 0.3
-"""Share of kills of a run that has just been started again that fall into its start."""
+"""Share of kills of a run that has just been started, or started again, that fall into its start."""
 START_S = 15.0
 ENDS_S = 400.0
 LASTING: Mapping[str, Any] = {
@@ -77,8 +78,14 @@ HOSTS: Mapping[str, Any] = {
 }
 SPARE = "spare host"
 PAIRS = "prefill and decode"
-KINDS = [kind for kind in (*RUNS, SPARE) if kind != PAIRS or has_mooncake()]
+TAKE_OVER = "take-over"
+FAVOURED = {"copies in memory": "trainer", TAKE_OVER: DRIVER}
+"""Kinds of run that are about the death of one role, which half of their kills are of."""
+LATER = [*FAVOURED]
+KINDS = [kind for kind in (*RUNS, SPARE) if kind not in LATER and (kind != PAIRS or has_mooncake())]
 """Without libibverbs there are no pairs of engines."""
+TAKES_OVER = "taking over "
+"""Words of a driver that found what another one has left."""
 VICTIMS = [DRIVER, *dict.fromkeys(ROLES.values()), "worker"]
 HOST = "a host"
 _MAKING, _WRITING = threading.Lock(), threading.Lock()
@@ -147,27 +154,41 @@ def undisturbed(kind: str, made: Path, silent: str) -> tuple[Outcome, float]:
         return _KNOWN[kind]
 
 
+def kind_of(number: int) -> str:
+    kinds = KINDS if number < NUM_CHAINS else LATER
+    return kinds[number % len(kinds)]
+
+
 def chain(number: int, made: Path, silent: str) -> list[dict[str, Any]]:
     """The kills of one chain, as rows."""
-    dice, kind = random.Random(f"kills {number}"), KINDS[number % len(KINDS)]
+    dice, kind = random.Random(f"kills {number}"), kind_of(number)
     known, usual_s = undisturbed(kind, made, silent)
     rows: list[dict[str, Any]] = []
     with ready(kind, made, silent) as run:
         run.start()
+        stayed: dict[str, Any] | None = None
         try:
             for _ in range(KILLS):
-                if (killed := one(run, dice, usual_s)) is None:
+                killed = one(run, dice, usual_s)
+                if stayed:
+                    stayed["taken over"] = TAKES_OVER in run.text()
+                stayed = None
+                if killed is None:
                     break
                 rows.append({"chain": number, "feature": kind, **asdict(killed)})
                 if not killed.named:
                     rows[-1]["output"] = run.text()[-1500:]
                 if killed.code is not None:
-                    rows[-1] |= left(run)
+                    stays = kind == TAKE_OVER and killed.role == DRIVER
+                    rows[-1] |= {} if stays else left(run)
                     if killed.code == 0:
                         break
                     back(run)
                     run.start()
+                    stayed = rows[-1] if stays else None
             wait(run, lambda: False, ENDS_S)
+            if stayed:
+                stayed["taken over"] = TAKES_OVER in run.text()
             if run.process.returncode:
                 raise TimeoutError(f"exit code {run.process.returncode}: {run.text().splitlines()[-1]}")
             apart = [] if kind in VARIES else [*known.differences(Outcome.of(run.path))]
@@ -180,8 +201,10 @@ def chain(number: int, made: Path, silent: str) -> list[dict[str, Any]]:
 
 def one(run: Hurt, dice: random.Random, usual_s: float) -> Killed | None:
     """Wait for a moment, and kill something; None if the run ended before."""
-    if position(run) == (0, 0) and dice.random() < AT_START:
-        wait(run, lambda: bool(run.below()))  # before that there is nobody who could tell of its end
+    if "ready: " not in run.text() and dice.random() < AT_START:
+        wait(
+            run, lambda: bool(run.below() or TAKES_OVER in run.text())
+        )  # before that there is nobody who could tell of its end
         time.sleep(dice.uniform(0, START_S))
     else:
         goal = (position(run)[0], position(run)[1] + dice.randint(1, 4))
@@ -192,8 +215,23 @@ def one(run: Hurt, dice: random.Random, usual_s: float) -> Killed | None:
         address = run.hosts.addresses[1]
         if run.hosts.others[address].running:
             return lose(run, address, usual_s)
-    found = choose(run, VICTIMS, dice)
+    roles = [FAVOURED[run.kind]] if run.kind in FAVOURED and dice.random() < 0.5 else VICTIMS
+    found = (choose_left if run.kind == TAKE_OVER else choose)(run, roles, dice)
     return strike(run, *found, usual_s) if found else None
+
+
+def choose_left(run: Hurt, roles: Sequence[str], dice: random.Random) -> tuple[str, psutil.Process] | None:
+    """As `choose`, also of what a driver before has started."""
+    found: dict[str, list[psutil.Process]] = {}
+    for process in sorted(run.members(), key=lambda process: process.pid):
+        with suppress(psutil.NoSuchProcess):
+            role = DRIVER if process.pid == run.process.pid else role_of(process)
+            if role and role in roles:
+                found.setdefault(role, []).append(process)
+    if not found:
+        return None
+    role = dice.choice(sorted(found))
+    return role, dice.choice(found[role])
 
 
 def lose(run: Hurt, address: str, usual_s: float) -> Killed:
@@ -222,9 +260,9 @@ def left(run: Hurt) -> dict[str, list[str]]:
     return {"strays": told, "litter": [path.name for path in litter]}
 
 
-def anything(chains: Sequence[int], file: Path) -> None:
+def anything(chains: Sequence[int], file: Path, at_once: int) -> None:
     """Write the rows of all kills as they come."""
-    with folder() as made, socket.create_server((LOOPBACK, 0)) as silent, ThreadPoolExecutor(AT_ONCE) as pool:
+    with folder() as made, socket.create_server((LOOPBACK, 0)) as silent, ThreadPoolExecutor(at_once) as pool:
         make(made)
         url = f"http://{LOOPBACK}:{silent.getsockname()[1]}"
         list(pool.map(lambda number: write(chain_of(number, made, url), file), chains))
@@ -238,7 +276,7 @@ def chain_of(number: int, made: Path, url: str) -> list[dict[str, Any]]:
         return [
             {
                 "chain": number,
-                "feature": KINDS[number % len(KINDS)],
+                "feature": kind_of(number),
                 "role": "",
                 "end": {"same": False, "apart": [said]},
             }
@@ -259,11 +297,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path, help="file of the kills, a JSON object a line")
     parser.add_argument("--chains", default=f"0:{NUM_CHAINS}", help="numbers: 7,9 or first:behind the last")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="chains beside each other")
     parser.add_argument("--table", action="store_true", help="show what is there")
     parser.add_argument("--out", type=Path, help="markdown file to put the tables into")
     options = parser.parse_args()
     if not options.table:
-        anything(numbers(options.chains), options.rows)
+        anything(numbers(options.chains), options.rows, options.at_once)
     found = section([json.loads(line) for line in options.rows.read_text().splitlines()])
     print(found)
     if options.out:

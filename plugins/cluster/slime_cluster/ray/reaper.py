@@ -237,8 +237,8 @@ def main(mark: str, greeting: str) -> None:
         family = driver.watch(family)
         agent = agent_behind_all(mark)
         words, gone, stay, driver = driver.last_words(agent), driver.gone(agent), driver.leaves, None
-        if stay:
-            record = stay.record
+        record = stay.record if stay else record
+        if stay and not agent:  # with an agent its raylet ends, and all of Ray
             said = f"What it ran stays for {stay.seconds:g} s: the same command takes it over, and"
             sys.stderr.write(f"{gone} {said} 'kill {os.getpid()}' ends it now.\n")
             driver = _await_driver(stay, mark, family)

@@ -36,6 +36,11 @@ AGENT = """
         time.sleep(1)
         raise RuntimeError("something odd, because Ray is gone")
 """
+STAY = """
+        from slime_cluster.ray.reaper import Stay
+        pids = [child.pid for child in psutil.Process().children() if child.name() in ("raylet", "gcs_server")]
+        reaper.stay(Stay(600.0, "door", pids, "record"))
+"""
 ACTOR = """
         from slime.cluster.watch import Member, died
 
@@ -148,9 +153,10 @@ def test_an_actor_that_ray_gives_up_with_its_host_is_not_named_in_the_place_of_t
     assert ", because its dashboard_agent has ended" in line
 
 
-def test_an_agent_is_named_also_where_ray_ends_the_driver_first(folder: Path) -> None:
-    """The driver stands still while its raylet ends, and goes with no time for a word."""
-    driver = Driver(folder, "        os.kill(os.getpid(), signal.SIGSTOP)").until_up()
+@pytest.mark.parametrize("stay", ["", STAY])
+def test_an_agent_is_named_also_where_ray_ends_the_driver_first(folder: Path, stay: str) -> None:
+    """The driver stands still while its raylet ends, and goes without a word. Nothing stays for another."""
+    driver = Driver(folder, stay + "        os.kill(os.getpid(), signal.SIGSTOP)").until_up()
     process = psutil.Process(driver.process.pid)
     assert Patience(60, lambda: [os.getpid()]).wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
     [raylet] = [child for child in process.children() if child.name() == "raylet"]

@@ -66,6 +66,7 @@ def last_line(log: Path) -> str:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
             tail = file.read().decode(errors="replace")
+            tail = tail[tail.find("\n") + 1 :] if file.tell() > _TAIL_BYTES else tail  # the first line is half a one
     except FileNotFoundError:
         return ""
     lines = [_STAMP.sub("", part).strip() for part in re.split(r"[\r\n]", _WARNING.sub("", tail))]

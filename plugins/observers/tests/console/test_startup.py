@@ -76,3 +76,5 @@ def test_warnings_of_libraries_are_no_news(tmp_path) -> None:
     assert last_line(log) == ""
     log.write_text(f"{NOISE}Warming up: 3 of 4")
     assert last_line(log) == "Warming up: 3 of 4"
+    log.write_text(f"Load weight begin.\n/opt/a/kernels.py:3: UserWarning: {'x' * 5000} are slower.\n")
+    assert last_line(log) == "", "the rest of a line of which the beginning was not read"

@@ -34,6 +34,7 @@ NOUNS = {
     "dashboard agent": "dashboard_agent",
     "runtime env agent": "runtime_env_agent",
     "reaper": ITSELF,
+    **dict.fromkeys(("session of a host", "a host"), "the host was lost"),
     DRIVER: "ended without a word|or the run was killed",
 }
 """What a line has that names the loss, as a pattern, beside how it ended; of an engine's processes the engine."""

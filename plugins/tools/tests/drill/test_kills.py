@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slime_tools.drill.kills import Killed, choose, during, position, strike
+from slime_tools.drill.kills import Killed, choose, during, named, position, strike
 from slime_tools.drill.processes import DRIVER, GUARD, WORKER, Traces, members
 
 RUN = """
@@ -111,3 +111,17 @@ def test_what_a_run_does_is_told_by_its_own_words(run: Scripted) -> None:
     assert during(run) == "rl publish"
     (run.path / "logs/now.json").write_text(json.dumps({"stage": "", "phase": "", "starting": "waiting"}))
     assert during(run) == "start"
+
+
+def test_a_lost_host_is_named_by_its_own_line(tmp_path: Path) -> None:
+    """Which an engine's line is not, nor one of a host that was lost before."""
+    run = Scripted(None, tmp_path / "output.txt", tmp_path)  # type: ignore[arg-type]
+    before = "host 10.77.0.2: the host was lost while train_rl: its session of ssh ended with exit code -9; a spare"
+    run.output.write_text(f"{before}\n")
+    said = {run.output: run.output.stat().st_size}
+    engine = "engine-1 (pid 7, http://10.77.0.3:40001): was killed by SIGKILL; engine-1 starts again (1 of 3)"
+    run.output.write_text(f"{before}\n{engine}\n")
+    assert named(run, "session of a host", 99, said) == ""
+    line = "slime: host 10.77.0.3: the host was lost while publishing: its session of ssh ended with exit code -9. See"
+    run.output.write_text(f"{before}\n{engine}\n{line}\n")
+    assert named(run, "session of a host", 99, said) == line
