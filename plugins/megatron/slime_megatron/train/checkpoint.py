@@ -31,7 +31,7 @@ from slime_megatron.train.checkpoint_errors import megatron_errors
 from slime_megatron.train.critic import Critic
 from slime_megatron.train.megatron import Base, Model
 from slime_megatron.train.optimizer import Optimizer, parts_of
-from slime_megatron.train.shards import ShardWriter, Staging, only_data
+from slime_megatron.train.shards import HostCopy, ShardWriter, only_data
 
 _SHARDING = "fully_reshardable"
 
@@ -40,7 +40,7 @@ class Saving:
     """Collective: writes everything into the existing folder `path`.
 
     Args:
-        staging: as for `ShardWriter`: with one, the files are not written yet when this returns, and the training may
+        host_copy: as for `ShardWriter`: with one, the files are not written yet when this returns, and the training may
             go on.
     """
 
@@ -50,17 +50,17 @@ class Saving:
         model: Model,
         optimizer: Optimizer,
         ref: reference.Weights | None,
-        staging: Staging | None = None,
+        host_copy: HostCopy | None = None,
         critic: Critic | None = None,
     ) -> None:
-        self._path, self._writer = path, ShardWriter(staging)
+        self._path, self._writer = path, ShardWriter(host_copy)
         state = sharded(model) | {"optimizer": _optimizer_state(model, optimizer, is_loading=False)}
         facts = _facts(model, optimizer, ref) | {"critic": critic and _progress(critic.optimizer)}
         state |= _reference_state(model, ref) | {"rng": _rng_object(), "slime": facts}
         state |= _critic_state(critic, is_loading=False) if critic else {}
         has = (ref is not None, critic is not None)
         with megatron_errors(path, "cannot be written"):
-            _save(path, state, self._writer, staging.distributions if staging else {}, has)
+            _save(path, state, self._writer, host_copy.distributions if host_copy else {}, has)
 
     @property
     def is_done(self) -> bool:

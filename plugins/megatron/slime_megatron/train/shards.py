@@ -64,7 +64,7 @@ _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 """Has `torch.load` refuse code also where it is told not to, as torch's reader of shards tells it."""
 
 
-class Staging:
+class HostCopy:
     """Where a rank's part of a checkpoint waits until it is written. Its memory stays for those that follow, as
     does what ranks have agreed upon.
 
@@ -98,7 +98,7 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
     """Megatron-core's strategy to save shards.
 
     Args:
-        staging: `save` copies this rank's part there and returns, and a thread writes the copy. None: `save` writes.
+        host_copy: `save` copies this rank's part there and returns, and a thread writes the copy. None: `save` writes.
 
     Attributes:
         written: facts of every file that this rank wrote, by name, once they are written.
@@ -106,10 +106,10 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
 
     can_handle_sharded_objects = True
 
-    def __init__(self, staging: Staging | None = None) -> None:
+    def __init__(self, host_copy: HostCopy | None = None) -> None:
         super().__init__("torch_dist", 1)
         self.written: dict[str, FileFacts] = {}
-        self._staging = staging
+        self._host_copy = host_copy
         self._writing: Future[None] | None = None
 
     def writer(self, folder: str | Path) -> ShardFiles:
@@ -123,15 +123,15 @@ class ShardWriter(SaveShardedStrategy):  # type: ignore[misc]
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: str | Path) -> None:
         """Collective: write this rank's part, or begin to."""
         shards, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        if self._staging is None:
+        if self._host_copy is None:
             self._write(mcore_to_pyt_state_dict(shards), checkpoint_dir, None)
             return
         # Other objects are pickled by `mcore_to_pyt_state_dict`, while they last.
         parts = [part for each in shards.values() for part in each if isinstance(part, ShardedTensor)]
-        for part, copy in zip(parts, self._staging.copies([part.data.detach() for part in parts]), strict=True):
+        for part, copy in zip(parts, self._host_copy.copies([part.data.detach() for part in parts]), strict=True):
             part.data = copy
-        state, group = mcore_to_pyt_state_dict(shards), self._staging.group
-        self._writing = self._staging.write(partial(self._write, state, checkpoint_dir, group))
+        state, group = mcore_to_pyt_state_dict(shards), self._host_copy.group
+        self._writing = self._host_copy.write(partial(self._write, state, checkpoint_dir, group))
 
     @property
     def is_done(self) -> bool:

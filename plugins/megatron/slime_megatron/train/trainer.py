@@ -36,7 +36,7 @@ from slime_megatron.train.offload import residue
 from slime_megatron.train.optimizer import Optimizer
 from slime_megatron.train.passes import ScoredColumns, score_columns
 from slime_megatron.train.penalties import sums_of_penalties, with_penalties
-from slime_megatron.train.shards import Staging
+from slime_megatron.train.shards import HostCopy
 from slime_megatron.train.usage import peak_usage, timed
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Trainer(Exports):
         self.teacher: reference.Weights | None = None
         self.critic: Critic | None = None
         self._kept: tuple[ScoredColumns, dict[str, float]] | None = None
-        self._stagings: dict[Path, Staging] = {}
+        self._host_copies: dict[Path, HostCopy] = {}
 
     @property
     def data_parallel_size(self) -> int:
@@ -291,15 +291,15 @@ class Trainer(Exports):
         asked = self.cfg.train.checkpoint
         if not (asked.async_save or asked.in_memory_every):
             return self._save(path, None)
-        if path.parent not in self._stagings:
-            self._stagings[path.parent] = Staging(dist.new_group(backend="gloo"))
-        return self._save(path, self._stagings[path.parent])
+        if path.parent not in self._host_copies:
+            self._host_copies[path.parent] = HostCopy(dist.new_group(backend="gloo"))
+        return self._save(path, self._host_copies[path.parent])
 
-    def _save(self, path: Path, staging: Staging | None) -> checkpoint.Saving:
+    def _save(self, path: Path, host_copy: HostCopy | None) -> checkpoint.Saving:
         if self.critic:
             self.critic.offload.onload()
         with cpu_stands_in_for_cuda():
-            return checkpoint.Saving(path, self.model, self.optimizer, self.reference, staging, self.critic)
+            return checkpoint.Saving(path, self.model, self.optimizer, self.reference, host_copy, self.critic)
 
     def load(self, path: Path, elsewhere: Elsewhere | None = None) -> None:
         if self.model.adapters:

@@ -18,7 +18,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from slime.checkpoints import CheckpointStore
 from slime.digest import FileFacts, facts_of
 from slime.errors import SlimeError
-from slime_megatron.train.shards import ShardWriter, Staging, only_data
+from slime_megatron.train.shards import HostCopy, ShardWriter, only_data
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,10 +93,10 @@ def test_a_file_that_cannot_be_written_fails_the_save(tmp_path: Path, name: str)
 
 def test_the_next_waits_until_its_memory_is_free(tmp_path: Path) -> None:
     """Nothing queues up, and what is being written is not overwritten."""
-    staging, writers = Staging(dist.new_group(backend="gloo")), []
+    host_copy, writers = HostCopy(dist.new_group(backend="gloo")), []
     for step in range(3):
         (tmp_path / str(step)).mkdir()
-        writers.append(ShardWriter(staging))
+        writers.append(ShardWriter(host_copy))
         state = sharded({"large": torch.full((2**24,), float(step)), "half": torch.full((7,), step)})
         dist_checkpointing.save(state, str(tmp_path / str(step)), writers[-1])
         assert all(writer.is_done for writer in writers[:-1])
@@ -108,7 +108,7 @@ def test_the_next_waits_until_its_memory_is_free(tmp_path: Path) -> None:
 
 
 def test_steps_go_before_what_is_written_meanwhile() -> None:
-    nice = Staging(dist.new_group(backend="gloo")).write(lambda: os.getpriority(os.PRIO_PROCESS, 0))
+    nice = HostCopy(dist.new_group(backend="gloo")).write(lambda: os.getpriority(os.PRIO_PROCESS, 0))
     assert nice.result() == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
 
 
