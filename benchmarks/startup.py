@@ -66,12 +66,11 @@ PHASES = {
     "ready: ": "first weights",
 }
 """A line of the terminal, by a part of it -> what ends with it."""
-KEEPER = "engine's keeper"
 KINDS = {
-    "slime_sglang.engine.": "engine",
+    "slime_sglang.engine.launcher": "engine",
     "sglang::": "engine",
     "ray::TrainerActor": "trainer",
-    "ray::EngineActor": KEEPER,
+    "ray::EngineActor": "engine's keeper",
     "-m slime +model": "driver",
     "slime_cluster.ray.reaper": "reaper",
     "ray": "Ray",
@@ -81,7 +80,7 @@ KINDS = {
 
 def first_steps() -> tuple[dict[str, float], dict[str, float]]:
     """Of the demo with one supervised and one RL step: seconds from the command to the end of each phase of the start
-    and of both first steps; and processor time until then, by process."""
+    and of both first steps; and processor time until it was ready, by process."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     variables |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "1000"}
     ends: dict[str, float] = {}
@@ -92,9 +91,9 @@ def first_steps() -> tuple[dict[str, float], dict[str, float]]:
             for line in run.stdout:
                 if phase := next((phase for part, phase in PHASES.items() if part in line), None):
                     ends[phase] = time.time() - start
-                if "ready: " in line or "rl 1/1" in line:
-                    cpu, keeper = look(psutil.Process(run.pid))
-                    ends["actors"] = keeper - start
+                if "ready: " in line:
+                    cpu, server = look(psutil.Process(run.pid))
+                    ends["actors"] = server - start
         assert run.returncode == 0, command
         (metrics,) = Path(folder).glob("*/metrics.jsonl")
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -103,8 +102,8 @@ def first_steps() -> tuple[dict[str, float], dict[str, float]]:
 
 
 def look(driver: psutil.Process) -> tuple[dict[str, float], float]:
-    """Processor time of the driver and all that it started, by kind; and when the first engine's keeper began."""
-    spent, keepers = Counter[str](), []
+    """Processor time of the driver and all that it started, by kind; and when the engine's server was started."""
+    spent, servers = Counter[str](), []
     for process in [driver, *driver.children(recursive=True)]:
         try:
             times, command = process.cpu_times(), " ".join(process.cmdline())
@@ -112,9 +111,9 @@ def look(driver: psutil.Process) -> tuple[dict[str, float], float]:
             continue
         kind = next((kind for part, kind in KINDS.items() if part in command), "reward workers")
         spent[kind] += times.user + times.system
-        if kind == KEEPER:
-            keepers.append(process.create_time())
-    return dict(spent.most_common()), min(keepers)
+        if "slime_sglang.engine.launcher" in command:
+            servers.append(process.create_time())
+    return dict(spent.most_common()), min(servers)
 
 
 def main() -> None:
@@ -134,7 +133,7 @@ def main() -> None:
         print("\n| phase of a start | wall s, until its end | by itself |\n|---|---|---|")
         for before, (name, end) in zip([0.0, *ends.values()], ends.items(), strict=False):
             print(f"| {name} | {end:.1f} | {end - before:.1f} |")
-        print("\n| until the first RL step | CPU s |\n|---|---|")
+        print("\n| until ready | CPU s |\n|---|---|")
         for name, seconds in cpu.items():
             print(f"| {name} | {seconds:.1f} |")
         print(f"| all | {sum(cpu.values()):.1f} |")

@@ -20,7 +20,6 @@ from slime.observe.metrics import read_rows
 from slime_cluster.ray.reaper import wait_until_gone
 from slime_testing.forked import of_a_run
 from slime_testing.patience import Patience
-from slime_tools.drill.processes import scratch_of
 from stack_dumps.dumps import look
 
 SILENCE_S = 60.0
@@ -77,8 +76,8 @@ def write_rows(folder: Path) -> None:
 @dataclass
 class Run:
     """One `slime` command of `python`, running in `folder`, by way of the command `through`; its run directory is
-    `folder/runs/<name>`. Its engines are `forked` from a process of the tests where how they start and end is not the
-    question. With `typed` its words are these, instead of those of a model, a cluster and settings."""
+    `folder/runs/<name>`. Its engines are `forked` where how they start and end is not the question. With `typed` its
+    words are these, instead of those of a model, a cluster and settings."""
 
     folder: Path
     model: str = "glm4-tiny"
@@ -161,10 +160,10 @@ class Run:
         self.family = [self.process, *psutil.Process(self.process.pid).children(recursive=True)]
         for process in self.family[1:]:
             with suppress(psutil.NoSuchProcess):
-                scratch = scratch_of(process)
+                scratch = process.environ().get("SLIME_ENGINE_SCRATCH")
                 shared = [entry.path.removesuffix(" (deleted)") for entry in process.memory_maps()]
-                kept = [scratch, *(Path(path) for path in shared if path.startswith("/dev/shm/"))]
-                self.temporary |= {path for path in kept if path}
+                kept = [scratch, *(path for path in shared if path.startswith("/dev/shm/"))]
+                self.temporary |= {Path(path) for path in kept if path}
 
     def litter(self) -> list[Path]:
         """What is left of all that."""

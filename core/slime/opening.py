@@ -25,7 +25,6 @@ from slime.config.paths import resolve
 from slime.config.schema import SlimeConfig
 from slime.contracts import Stateful
 from slime.data.tokenize import import_tokenizers, load_tokenizer
-from slime.engines.software import software
 from slime.events import Events, Ready, Restored, Starting
 from slime.generation import Generation, StartingEngines, open_generation
 from slime.learner import Learner
@@ -98,8 +97,6 @@ def open_run(
     tracked, events = TrackedRun(cfg.run.name, path, shown_config(container(cfg))), Events()
     events.subscribe(*subscribers(installed, tracked, events, every_session=True))
     ray = ray_here(topology, path if log_metrics else None)
-    if topology.generates:
-        stack.enter_context(software(cfg.cluster.device, cfg.rollout.backend).starting(topology))
     events.publish(Starting("starting Ray"))
     model, named = resolve(cfg.model.path), resolve(cfg.model.tokenizer or cfg.model.path)
     importing = threading.Thread(target=import_tokenizers, args=[named])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -94,10 +93,6 @@ class Software(Protocol):
             key: what requests must carry; None: one of its own.
             mark: of the run, in the names of everything temporary that it leaves on the host.
         """
-
-    def starting(self, topology: Topology) -> AbstractContextManager[None]:
-        """Entered by the driver before anything of the run starts: what servers on this host will need may begin
-        already. It ends when all of them have."""
 
     def client(self, endpoint: Endpoint, timeout_s: float, *, log: Path | None = None) -> EngineClient:
         """Requests to a server, of which each but those that generate may take `timeout_s`; `log` is named in

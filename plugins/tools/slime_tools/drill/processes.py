@@ -77,18 +77,11 @@ class Traces:
 
 
 def _kept_by(process: psutil.Process) -> Iterator[Path]:
-    if scratch := scratch_of(process):
-        yield scratch
+    if scratch := process.environ().get(SCRATCH):
+        yield Path(scratch)
     for entry in process.memory_maps():
         if entry.path.startswith(SHARED_MEMORY):
             yield Path(entry.path.removesuffix(" (deleted)"))
-
-
-def scratch_of(process: psutil.Process) -> Path | None:
-    """The scratch folder of an engine's server. One that was forked has it in its title, not in its environment."""
-    titled = [word.partition("=")[2] for word in process.cmdline() if word.startswith(f"{SCRATCH}=")]
-    scratch = process.environ().get(SCRATCH) or next(iter(titled), "")
-    return Path(scratch) if scratch else None
 
 
 def command_of(process: psutil.Process) -> str:

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from slime.config.paths import resolve
 from slime.engines.scratch import how_ended
@@ -21,9 +21,6 @@ class Plain:
             what = "is one process on a CPU, for the model that is trained"
             raise SlimeError(what, where="rollout.backend=plain", todo="Set cluster=local, without rollout.engines.")
         return Process(topology, index, **options)
-
-    def starting(self, topology):
-        return nullcontext()  # its server imports little
 
     def client(self, endpoint, timeout_s, *, log=None):
         from slime_plain.client import Client

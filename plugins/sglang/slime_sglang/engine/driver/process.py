@@ -28,14 +28,13 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from slime.config.schema import Device, Role
+from slime.config.schema import Role
 from slime.engines.scratch import ChildEnd, Rendezvous, clear, how_ended, scratch_prefix
 from slime.engines.software import End
 from slime.errors import Death, NoAnswer, SlimeError
 from slime.net import LOOPBACK, LOOPBACK_SETTINGS, Endpoint, Secret, hand_over, new_key, reserved_port
 from slime.topology.placement import process_name
 from slime.topology.topology import Topology
-from slime_sglang.engine.driver.forked import fork
 from slime_sglang.engine.driver.kv_transfer import require_mooncake
 from stack_dumps.dumps import look
 
@@ -148,17 +147,15 @@ class EngineProcess:
         self._ended_at, self._is_up = None, False
         arguments = server_args(self.fields(port, bootstrap_port))
         with self.log.open("ab") as log:
-            self._process = self._launch(arguments, self.environment(self._scratch), log)
+            self._process = self.launch(arguments, self.environment(self._scratch), log)
         hand_over(self.endpoint.key, self._process)
         self._waiting = threading.Thread(target=self._await_end, args=(self._process,), daemon=True)
         self._waiting.start()
 
-    def _launch(
+    def launch(
         self, arguments: Sequence[str], environment: Mapping[str, str], log: BufferedWriter
     ) -> subprocess.Popen[bytes]:
         """The server as a process that leads a group, and reads its key from its standard input."""
-        if self._device is Device.cpu and (forked := fork(arguments, environment, log, self._start_timeout_s)):
-            return forked  # type: ignore[return-value]  # it is asked for nothing that this one lacks
         return subprocess.Popen(
             [sys.executable, "-m", LAUNCHER, *arguments],
             stdin=subprocess.PIPE,

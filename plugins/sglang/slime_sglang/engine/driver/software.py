@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from slime.config.schema import Device, Role, SlimeConfig
 from slime.engine_client.client import Engine, EngineClient
 from slime.engines.software import Server
-from slime.net import LOOPBACK_SETTINGS, Endpoint
+from slime.net import Endpoint
 from slime.topology.topology import Topology
 
 
@@ -22,15 +20,6 @@ class SGLang:
         from slime_sglang.engine.driver.process import EngineProcess
 
         return EngineProcess(topology, *which, **options)
-
-    def starting(self, topology: Topology) -> AbstractContextManager[None]:
-        from slime_sglang.engine.driver.forked import forking
-
-        cluster = topology.cluster
-        # Engines of a Ray that is there are no processes of this one; those that outlive it would end with the fork's.
-        if cluster.on_gpus or not topology.every_engine or cluster.ray_address or cluster.driver_grace_s:
-            return nullcontext()
-        return forking({**LOOPBACK_SETTINGS, **os.environ, **topology.every_engine[0].environment})
 
     def client(self, endpoint: Endpoint, timeout_s: float, *, log: Path | None = None) -> EngineClient:
         from slime_sglang.engine.driver.client import SGLangClient
