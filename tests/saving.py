@@ -1,6 +1,7 @@
 """Checkpoints of known content, whose parts all depend on the step."""
 
 from slime.digest import DigestingFile
+from slime_testing.patience import Patience
 
 
 def content(step):
@@ -23,3 +24,9 @@ def assert_holds(checkpoint, step):
     assert checkpoint.step == step
     assert checkpoint.driver_state() == {"step": step}
     assert all((checkpoint.path / name).read_bytes() == data for name, data in content(step).items())
+
+
+def comes_to_hold(folder, *names):
+    """Whether a folder has these checkpoints and soon nothing else: a thread removes what has no name any more."""
+    has_names = sorted(path.name for path in folder.glob("step-*")) == sorted(names)
+    return has_names and Patience(30, list).wait_for(lambda: len([*folder.iterdir()]) == len(names))

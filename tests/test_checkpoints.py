@@ -11,8 +11,7 @@ from slime import checkpoints, files
 from slime.checkpoints import CONVERTED, CheckpointStore, require_as_written
 from slime.digest import DigestingFile, sealed
 from slime.errors import SlimeError
-from slime_testing.patience import Patience
-from tests.saving import assert_holds, content, save
+from tests.saving import assert_holds, comes_to_hold, content, save
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def test_only_the_newest_are_kept(folder):
     for step in (5, 10, 1_000_000):
         save(store, step)
     assert sorted(path.name for path in folder.glob("step-*")) == ["step-000010", "step-1000000"]
-    assert Patience(30, list).wait_for(lambda: len([*folder.iterdir()]) == 2), "a thread removes what has no name"
+    assert comes_to_hold(folder, "step-000010", "step-1000000")
     assert_holds(store.latest(), 1_000_000)
 
 

@@ -158,8 +158,9 @@ def test_samples_are_whole(bench):
 
 
 def test_an_interrupted_response_goes_on_as_if_it_had_not_been(bench):
-    """The same weights as three versions: with the noise of the same positions, only the weight spans differ."""
-    long = {"sampling": type(bench().cfg.rollout.sampling)(max_response_tokens=64)}
+    """The same weights as three versions: with the noise of the same positions, only the weight spans differ. Few
+    responses are as long as they may be: those would end together, with none on its way."""
+    long = {"sampling": type(bench().cfg.rollout.sampling)(max_response_tokens=192)}
     whole = bench(prompts_per_step=16, **long).collect(1)
     parts = bench(prompts_per_step=4, over_sampling=2.0, max_requests_per_engine=20, **long).collect(1, 2, 3)
     uninterrupted = {response[:2]: response[2] for response in responses(whole)}
