@@ -69,7 +69,7 @@ def test_the_base_has_neither_gradient_nor_optimizer_state() -> None:
     assert rank.weights == 2 * (model + learning)
     assert rank.gradients == 4 * learning
     assert rank.optimizer == 12 * learning
-    assert rank.saved == 14 * learning
+    assert rank.saved == 16 * learning  # with the reference
     host = plan.hosts[0].table.rows
     assert max(host["reference"].values()) == 4 * learning
 
