@@ -89,6 +89,13 @@ def test_what_waits_for_ever_is_told_with_its_place(monkeypatch: pytest.MonkeyPa
     assert str(problem) == f"here: it is bad: nothing came within 0.5 s (it stands in {__file__}:{line}). Mend it."
 
 
+def test_what_computes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own; the control, which sleeps, is the test above."""
+    monkeypatch.setattr(aside, "WAIT_S", 0.2)
+    code = "import time\nwhile time.process_time() < 1: pass"
+    assert not aside.problems_found_aside(first_step(lambda: subprocess.run([sys.executable, "-c", code], check=True)))
+
+
 def test_garbage_of_this_process_is_not_collected_aside(tmp_path: Path) -> None:
     """The control is the end of the test, which collects it here."""
     gc.collect()

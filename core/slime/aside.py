@@ -18,6 +18,8 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 from slime.errors import SlimeError
@@ -26,6 +28,8 @@ MEMORY_BYTES = 2**32
 """Memory that the process may take beside slime's."""
 WAIT_S = 120.0
 """Seconds between two steps of it: a disk of the network may be slow."""
+COMPUTES = 0.05
+"""Share of that time in which one that has not stopped has a processor."""
 _ANSWER_S = 2.0
 """Seconds in which one that is late tells where it stands."""
 _ENDINGS = (signal.SIGINT, signal.SIGTERM)
@@ -49,7 +53,7 @@ def problems_found_aside(find: Callable[[], Iterable[SlimeError]]) -> list[Slime
         with open(reader, "rb", buffering=0) as file:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)  # here, because what came meanwhile is raised at once
             os.close(writer)
-            last, found, late = _follow(file)
+            last, found, late = _follow(file, child)
             if late:
                 place = _place(child, file)
                 os.kill(child, signal.SIGKILL)
@@ -77,11 +81,17 @@ def step(seconds: float, fault: SlimeError) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (used if most == resource.RLIM_INFINITY else min(used, most), most))
 
 
-def _follow(file: IO[bytes]) -> tuple[Any, list[dict[str, str]] | None, bool]:
-    """The last step, what was found if the work came to its end, and whether a step took too long by the clock."""
-    poll, rest, last = select.poll(), b"", None
+def _follow(file: IO[bytes], child: int) -> tuple[Any, list[dict[str, str]] | None, bool]:
+    """The last step, what was found if the work came to its end, and whether a step took too long by the clock without
+    computing: a busy machine makes it long, and its processor time has a limit of its own."""
+    poll, rest, last, computed = select.poll(), b"", None, 0.0
     poll.register(file, select.POLLIN)
-    while poll.poll(WAIT_S * 1000):
+    while True:
+        if not poll.poll(WAIT_S * 1000):
+            before, computed = computed, _computed(child)
+            if computed < before + COMPUTES * WAIT_S:
+                return last, None, True
+            continue
         data = file.read(2**16)
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
@@ -91,7 +101,17 @@ def _follow(file: IO[bytes]) -> tuple[Any, list[dict[str, str]] | None, bool]:
             last = said
         if not data:
             return last, None, False
-    return last, None, True
+
+
+def _computed(child: int) -> float:
+    """Seconds of processors that the child has taken, and processes that it has started."""
+    ticks, pids = 0, [child]
+    while pids:
+        place = Path(f"/proc/{pids.pop()}")
+        with suppress(OSError):  # it has ended, and its parent has its seconds
+            ticks += sum(map(int, (place / "stat").read_text().rpartition(")")[2].split()[11:15]))
+            pids += map(int, (place / "task" / place.name / "children").read_text().split())
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _work(find: Callable[[], Iterable[SlimeError]], writer: int) -> None:
